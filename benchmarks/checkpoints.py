@@ -22,7 +22,7 @@ import torch
 from mpi4py import MPI
 
 import hpctrain as ht
-from hpctrain.common.checkpoints.keep import Policy
+from hpctrain.common.checkpoints.find import Policy
 from hpctrain.common.checkpoints.manifest import SavedProgress
 from hpctrain.common.checkpoints.share import blocks_of_memory, write_through
 from hpctrain.common.recipes.load import load_recipe

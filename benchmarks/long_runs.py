@@ -26,14 +26,14 @@ _PROGRAM = [sys.executable, "-c", "from hpctrain.cli.main import main; main()"]
 _RESUME = """
 import sys
 from pathlib import Path
-from hpctrain.common.checkpoints.keep import scores
+from hpctrain.common.checkpoints.find import scores
 from hpctrain.control.resuming.attempts import run_events
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventsFile, kept
 from hpctrain.common.run.events.kinds import StartEvent
 directory = RunDirectory(Path(sys.argv[1]))
 run_events(directory)
-scores(kept(EventsFile(directory.events).outline()))
+scores(kept(EventsFile(directory.events).outline))
 EventsFile(directory.events).few(StartEvent)
 """
 

@@ -11,7 +11,7 @@ import typer
 from hpctrain.cli.options import AsJson, NamedHosts, with_groups
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import json_text
-from hpctrain.report.output import answer, tell, terminal
+from hpctrain.report.output import answer, print_table, tell
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure what training costs on this machine.")
 
@@ -33,13 +33,13 @@ _QUIET = 0.5
 _ABOUT = ("ranks", "hosts", "cores", "oversubscribed", "load", "left_out")
 
 
-def _print(measured: Mapping[str, Any], record: Mapping[str, Any], table: object, *, as_json: bool) -> None:
+def _print(measured: Mapping[str, Any], record: Mapping[str, Any], table: Any, *, as_json: bool) -> None:
     """Print a table, with warnings about what was not measured and about other processes; or all of it as JSON."""
     about = {name: measured[name] for name in _ABOUT if name in measured}
     if as_json:
         answer(json_text({**record, **about}))
         return
-    terminal().print(table)
+    print_table(table)
     if measured["load"] > _QUIET:
         tell(f"other processes were running: the load was {measured['load']} before; measure again when it is near 0")
     for name, why in about.get("left_out", {}).items():

@@ -43,7 +43,7 @@ def cancel(
         cancelled = True
     if not cancelled and not directory.summary.exists():
         seconds = read_model(directory.plan, Plan).stop.seconds + _GRACE_SECONDS
-        start = Record.read(directory).start
+        start = Record(directory).start
         for line in stop_launcher(directory, start, seconds, save_seconds=save_seconds):
             answer(line)
             cancelled = True

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import BaseModel, ConfigDict
 
 from hpctrain.cli.options import AsJson
-from hpctrain.common.checkpoints.find import newest_whole, verify
-from hpctrain.common.checkpoints.keep import scores
+from hpctrain.common.checkpoints.find import newest_whole, scores, verify
 from hpctrain.common.checkpoints.layout import MANIFEST, checkpoint_path, damaged_checkpoints, iterations
 from hpctrain.common.checkpoints.manifest import read_manifest
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import reading
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventsFile, kept
-from hpctrain.common.run.events.kinds import EpochEvent
-from hpctrain.common.run.events.reader import BOUNDS
-from hpctrain.report.output import answer, answer_json, print_table, tell
+from hpctrain.report.output import answer, answer_json, print_table, table, tell
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,6 +26,9 @@ if TYPE_CHECKING:
 _DAMAGED = (
     "hpctrain run --resume skips damaged ones; where none is intact, restore one, or start with another --run-dir"
 )
+
+# The keys of what a checkpoint's manifest says.
+_KNOWN = ("iteration", "epoch", "ends_epoch", "test_accuracy", "ranks", "bytes", "time")
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="See, check and export the checkpoints of a run.")
 
@@ -63,7 +63,7 @@ def list_checkpoints(
     """List a run's checkpoints, and which one --resume would use; only that one's hashes are compared."""
     rows = checkpoint_rows(RunDirectory(run_dir))
     if as_json:
-        answer_json({"checkpoints": [row.model_dump(mode="json") for row in rows]})
+        answer_json({"checkpoints": rows})
     elif rows:
         print_table(checkpoint_table(rows))
     else:
@@ -109,11 +109,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _paths(target: Path) -> list[Path]:
-    """The checkpoint itself, or those of a run.
-
-    Raises:
-        HpctrainError: the run has none.
-    """
+    """The checkpoint itself, or those of a run."""
     if _is_checkpoint(target):
         return [target]
     folder = require_checkpoints(RunDirectory(target))
@@ -139,61 +135,40 @@ def _newest(run_dir: Path) -> Path:
     return checkpoint_path(folder, newest.iteration)
 
 
-class CheckpointRow(BaseModel):
-    """One checkpoint; None where it is not known.
+def checkpoint_rows(directory: RunDirectory) -> list[dict[str, Any]]:
+    """The run's checkpoints, oldest first, then those that were set aside, with the keys of ``--json``.
 
-    Attributes:
-        state: ``newest``, the one that --resume takes, checked by the hashes of its files; ``whole``, checked by their
-            lengths; ``damaged``; ``set aside`` by an attempt that found it damaged.
-        fault: what is wrong with a damaged one.
-        iteration: the number of steps that were done.
-        epoch: the epoch of the last of them, from 1.
-        ends_epoch: whether that was the epoch's last step.
-        test_accuracy: the accuracy of its model, from 0 to 1; only one that ends an epoch has it.
-        bytes: the size of all ranks' shares.
-        time: when it was written, in seconds since the epoch.
-    """
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
-
-    path: Path
-    state: Literal["newest", "whole", "damaged", "set aside"]
-    fault: str | None = None
-    iteration: int | None = None
-    epoch: int | None = None
-    ends_epoch: bool | None = None
-    test_accuracy: float | None = None
-    ranks: int | None = None
-    bytes: int | None = None
-    time: float | None = None
-
-
-def checkpoint_rows(directory: RunDirectory) -> list[CheckpointRow]:
-    """The run's checkpoints, oldest first, then those that were set aside.
-
-    Raises:
-        HpctrainError: this is no run's directory, or its events are damaged.
+    The ``state`` is ``newest`` (the one that --resume takes, checked by the hashes of its files), ``whole`` (checked by
+    their lengths), ``damaged``, or ``set aside`` by an attempt that found it damaged. ``epoch`` is that of the last
+    step, and ``ends_epoch`` whether that was its last; only then is there a ``test_accuracy`` of the model, from 0 to
+    1. ``bytes`` are those of all ranks' shares, and ``time`` is when it was written, in seconds since the epoch. What
+    is not known is None.
     """
     folder = require_checkpoints(directory)
-    accuracies = scores(kept(EventsFile(directory.events).outline(*BOUNDS, EpochEvent)))
+    accuracies = scores(kept(EventsFile(directory.events).outline))
     newest = newest_whole(folder)
     faults = dict(newest.damaged)
     rows = []
     for iteration in iterations(folder):
         path = checkpoint_path(folder, iteration)
         fault = faults.get(path) or "; ".join(verify(path, hashes=False)) or None
-        whole: Literal["newest", "whole"] = "newest" if iteration == newest.iteration else "whole"
-        row = CheckpointRow(path=path, state="damaged" if fault else whole, fault=fault)
-        rows.append(_known(row, accuracies.get(iteration)))
-    return rows + [_known(CheckpointRow(path=path, state="set aside")) for path in damaged_checkpoints(folder)]
+        state = "damaged" if fault else "newest" if iteration == newest.iteration else "whole"
+        rows.append(_row(path, state, fault, accuracies.get(iteration)))
+    return rows + [_row(path, "set aside") for path in damaged_checkpoints(folder)]
+
+
+def _row(path: Path, state: str, fault: str | None = None, accuracy: float | None = None) -> dict[str, Any]:
+    row: dict[str, Any] = dict.fromkeys(_KNOWN)
+    with contextlib.suppress(HpctrainError, OSError):
+        manifest, written = read_manifest(path), (path / MANIFEST).stat().st_mtime
+        of = manifest.progress
+        known = (of.iteration, of.epoch, of.ends_epoch, accuracy, of.ranks, manifest.bytes, written)
+        row = dict(zip(_KNOWN, known, strict=True))
+    return {"path": str(path), "state": state, "fault": fault, **row}
 
 
 def require_checkpoints(directory: RunDirectory) -> Path:
-    """The folder of a run's checkpoints.
-
-    Raises:
-        HpctrainError: this is no run's directory.
-    """
+    """The folder of a run's checkpoints."""
     with reading(directory.path, "name a run directory that you may read"):
         there = directory.plan.exists() or directory.checkpoints.is_dir()
     if not there:
@@ -206,39 +181,21 @@ def require_checkpoints(directory: RunDirectory) -> Path:
     return directory.checkpoints
 
 
-def checkpoint_table(rows: Iterable[CheckpointRow]) -> Table:
+def checkpoint_table(rows: Iterable[dict[str, Any]]) -> Table:
     """The table, with one row per checkpoint."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for column in ("checkpoint", "step", "epoch", "accuracy", "ranks", "MB", "written", "state"):
-        right = column in ("step", "epoch", "accuracy", "ranks", "MB")
-        table.add_column(column, no_wrap=column != "state", justify="right" if right else "left")
+    cells = []
     for row in rows:
-        written = "" if row.time is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.time))
-        state = "newest, which --resume takes" if row.state == "newest" else row.state
-        table.add_row(
-            Text(row.path.name),
-            "" if row.iteration is None else str(row.iteration),
-            "" if row.epoch is None else f"{row.epoch}{' end' if row.ends_epoch else ''}",
-            "" if row.test_accuracy is None else f"{row.test_accuracy:.4f}",
-            "" if row.ranks is None else str(row.ranks),
-            "" if row.bytes is None else f"{row.bytes / 1e6:.3f}",
-            written,
-            Text(f"{state}: {row.fault}" if row.fault else state),
-        )
-    return table
-
-
-def _known(row: CheckpointRow, accuracy: float | None = None) -> CheckpointRow:
-    """The row with what the checkpoint's manifest says, if that can be read."""
-    try:
-        manifest = read_manifest(row.path)
-        written = (row.path / "state.json").stat().st_mtime
-    except (HpctrainError, OSError):
-        return row
-    of = manifest.progress
-    known = {"iteration": of.iteration, "epoch": of.epoch, "ends_epoch": of.ends_epoch, "ranks": of.ranks}
-    return row.model_copy(update={**known, "test_accuracy": accuracy, "bytes": manifest.bytes, "time": written})
+        state = "newest, which --resume takes" if row["state"] == "newest" else row["state"]
+        known = [""] * (len(_KNOWN) - 1)
+        if row["iteration"] is not None:
+            known = [
+                str(row["iteration"]),
+                f"{row['epoch']}{' end' if row['ends_epoch'] else ''}",
+                "" if row["test_accuracy"] is None else f"{row['test_accuracy']:.4f}",
+                str(row["ranks"]),
+                f"{row['bytes'] / 1e6:.3f}",
+                time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["time"])),
+            ]
+        cells.append([Path(row["path"]).name, *known, f"{state}: {row['fault']}" if row["fault"] else state])
+    columns = ("checkpoint", "step", "epoch", "accuracy", "ranks", "MB", "written", "state")
+    return table(columns, cells, left=("checkpoint", "written", "state"), folded=("state",))

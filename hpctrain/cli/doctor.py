@@ -13,8 +13,9 @@ import typer
 from hpctrain.cli.options import AsJson, NamedHosts, with_groups
 from hpctrain.cli.training_options import StartOptions
 from hpctrain.common.cluster.host_list import fold_hosts
+from hpctrain.common.files.printable import printable
 from hpctrain.common.run.directory import RUNS
-from hpctrain.report.output import answer_json, tell, terminal
+from hpctrain.report.output import answer_json, tell
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -67,10 +68,11 @@ def answer_checks(checks: Sequence[Check], *, as_json: bool) -> None:
 
 
 def _print(checks: Sequence[Check]) -> None:
+    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = terminal(highlight=False)
+    console = Console(highlight=False)
     for check in checks:
         if check.status == "failed":
             # Rich breaks no line here, so that a command can be copied.
@@ -80,7 +82,7 @@ def _print(checks: Sequence[Check]) -> None:
         if check.status != "failed":
             style = "dim" if check.status == "not applicable" else ""
             remedy = f"; {check.remedy}" if check.remedy else ""
-            found = escape(f"{check.found}{_where(check)}{remedy}")
+            found = escape(printable(f"{check.found}{_where(check)}{remedy}"))
             table.add_row(_MARKS[check.status], check.name, found, style=style)
     console.print(table)
     count = Counter(check.status for check in checks)
@@ -92,7 +94,7 @@ def _failure(check: Check) -> Text:
 
     text = Text("FAILED", style="bold red").append(f"  {check.name}{_where(check)}\n", style="bold")
     for label in ("found", "wanted", "remedy"):
-        text.append(f"        {label:<7} {getattr(check, label)}\n", style="")
+        text.append(printable(f"        {label:<7} {getattr(check, label)}\n"), style="")
     return text
 
 

@@ -6,7 +6,7 @@ import contextlib
 import io
 import re
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -113,11 +113,7 @@ class RankLogs:
     """The logs of the ranks, merged.
 
     Args:
-        ranks: the ranks whose logs are read; None for all of the ``world_size``.
         epochs: whether rank 0's lines include those that ``hpctrain run`` shows of a recipe's epochs.
-
-    Raises:
-        HpctrainError: the run has no such rank.
     """
 
     def __init__(
@@ -150,14 +146,8 @@ class RankLogs:
             if self._ranks is None or rank in self._ranks:
                 self._logs.setdefault(rank, _Log(path))
         new = {rank: log.new(last=last, at_most=share) for rank, log in self._logs.items()}
-        if len(new) == 1:
-            # Nothing to merge, in what may be a long log.
-            ((rank, lines),) = new.items()
-            prefix = self._prefix((rank,))
-            yield from (f"{prefix}{line}" for line in lines)
-        else:
-            for ranks, line in merge(new):
-                yield f"{self._prefix(ranks)}{line}"
+        for ranks, line in merge(new):
+            yield f"{self._prefix(ranks)}{line}"
         if self._events:
             yield from self._events.lines()
 
@@ -224,43 +214,26 @@ class JobLogs:
 
 
 def merge(lines: Mapping[int, Sequence[str]]) -> Iterator[tuple[tuple[int, ...], str]]:
-    """All lines, each with the ranks that printed it.
+    """All lines, each with the ranks that printed it, rising.
 
-    The lines of a rank come in their order, each exactly once. The n-th occurrence of a line on one rank is merged with
-    the n-th on another, unless the orders of the ranks contradict each other; the line then comes once for each. The
-    cost grows with the number of lines.
-
-    Args:
-        lines: the lines that each rank printed, by rank.
-
-    Yields:
-        The ranks, rising, and the line.
+    The n-th occurrence of a line on one rank is merged with the n-th on another. It stands where the lowest of its
+    ranks printed it: behind the line that was before it there.
     """
-    left = {rank: deque(_numbered(queue)) for rank, queue in sorted(lines.items())}
-    expected = Counter(line for queue in left.values() for line in queue)
-    # The ranks that have arrived at a line, which is complete when all ranks that have it have arrived.
-    waiting: dict[_Numbered, list[int]] = defaultdict(list)
-    complete: deque[_Numbered] = deque()
-
-    def arrive(rank: int) -> None:
-        if left[rank]:
-            line = left[rank][0]
-            waiting[line].append(rank)
-            if len(waiting[line]) == expected[line]:
-                complete.append(line)
-
-    for rank in left:
-        arrive(rank)
-    for queue in left.values():
-        while queue:
-            # Where no line is complete, the orders contradict each other: the first rank's next line goes first.
-            line = complete.popleft() if complete else queue[0]
-            ranks = waiting.pop(line)
-            expected[line] -= len(ranks)
-            yield tuple(sorted(ranks)), line[0]
-            for rank in ranks:
-                left[rank].popleft()
-                arrive(rank)
+    ranks_of: dict[_Numbered | None, list[int]] = {}
+    # A linked list, since lines are put between others.
+    following: dict[_Numbered | None, _Numbered | None] = {None: None}
+    for rank in sorted(lines):
+        before: _Numbered | None = None
+        for line in _numbered(lines[rank]):
+            if line not in ranks_of:
+                ranks_of[line] = []
+                following[line], following[before] = following[before], line
+            ranks_of[line].append(rank)
+            before = line
+    shown = following[None]
+    while shown:
+        yield tuple(ranks_of[shown]), shown[0]
+        shown = following[shown]
 
 
 def _numbered(lines: Sequence[str]) -> Iterator[_Numbered]:

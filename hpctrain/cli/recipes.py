@@ -19,7 +19,7 @@ from hpctrain.common.recipes.keys import used_values
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.report.output import answer, answer_json, print_table, save, table, tell
-from hpctrain.report.results import row_text
+from hpctrain.report.summary import row_text
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -83,7 +83,7 @@ class Terminal:
         return summarise(directory, plan, status)
 
     def ended(self, plan: Plan, directory: RunDirectory, failure: Failure | None, summary: Summary) -> None:
-        from hpctrain.report.run_energy import energy_text
+        from hpctrain.report.summary import energy_text
 
         if not failure:
             print_metrics(plan, summary)
@@ -96,7 +96,7 @@ class Terminal:
 
 def print_metrics(plan: Plan, summary: Summary) -> None:
     """Print what a run that is done has reached, and of a recipe what its source reports."""
-    from hpctrain.report.results import reported_text, result_title
+    from hpctrain.report.summary import reported_text, result_title
 
     for name, value in summary["metrics"].items():
         say(f"{name.replace('_', ' ')} {'not finite' if value is None else f'{value:.4f}'}", sys.stdout)

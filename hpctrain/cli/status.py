@@ -52,7 +52,7 @@ def status(
 
 
 def _show_runs(*, as_json: bool) -> None:
-    from hpctrain.report.runs import list_runs, runs_text
+    from hpctrain.report.status import list_runs, runs_text
 
     rows, problem = list_runs(RUNS)
     if problem:
@@ -97,7 +97,6 @@ def _table(run: RunStatus) -> str:
         ("survived", run.survived),
         ("stalls", run.stalls),
         ("excluded", run.excluded),
-        ("unreadable", run.unread),
     ]
     width = min(max(len(name) for name, _ in rows), _WIDEST_NAME)
     return "\n".join(
@@ -107,7 +106,7 @@ def _table(run: RunStatus) -> str:
 
 def _lines(value: str | tuple[str, ...]) -> Iterator[tuple[bool, str]]:
     """Each line, and whether it is the first."""
-    from hpctrain.report.faults import first_of
+    from hpctrain.report.record import first_of
 
     for number, line in enumerate([value] if isinstance(value, str) else first_of(value, _MOST_LINES)):
         yield number == 0, shortened(line)

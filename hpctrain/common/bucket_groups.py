@@ -64,8 +64,6 @@ def group(
     """Buckets in the order in which a backward pass is likely to fill them: the reverse of registration.
 
     Args:
-        parameters: in the order of registration.
-        bucket_bytes: a bucket is closed when it holds so many.
         in_place: the engine reduces a buffer that it did not allocate as fast as one that it did.
         compressed: gradients travel in another form than they have in memory.
     """

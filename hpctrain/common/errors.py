@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
-import math
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Self
@@ -28,9 +28,6 @@ class HpctrainError(Exception):
         hint: the valid choices, or the command that corrects it.
         exit_code: 2 for wrong use, 1 for a run that failed, 3 for a check that found a fault.
         values: what the sentence is made from, by name.
-
-    Attributes:
-        message: the sentence with the values in it.
     """
 
     # Keras adds the arguments of a layer's call to an error by making another of its class from one text: not of these.
@@ -74,7 +71,7 @@ class HpctrainError(Exception):
             "message": self.message,
             "hint": self.hint,
             "exit_code": self.exit_code,
-            "values": {name: _plain(value) for name, value in self.values.items()},
+            "values": json.loads(json.dumps(self.values, default=_plain), parse_constant=str),
         }
 
     @classmethod
@@ -110,11 +107,7 @@ class TransientError(HpctrainError):
 
 
 def joined(faults: Sequence[HpctrainError], hint: str, *, more: int = 0) -> HpctrainError:
-    """The only fault of a file; for several, one error with their codes and values, each once.
-
-    Args:
-        more: how many faults there are besides.
-    """
+    """The only fault of a file; for several, one error with their codes and values, each once."""
     if len(faults) == 1 and not more:
         return faults[0].but(hint=hint)
     found: list[dict[str, Any]] = []
@@ -153,16 +146,7 @@ def abbreviated(names: Sequence[str], most: int = _NAMED) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON can have it."""
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    # NumPy's numbers too.
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real) and math.isfinite(value):
-        return float(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(item) for item in value]
-    return str(value)
+    """A value of a type that JSON does not have: NumPy's numbers, sets, and whatever else has a text."""
+    if isinstance(value, (Integral, Real)):
+        return int(value) if isinstance(value, Integral) else float(value)
+    return [*value] if isinstance(value, (set, frozenset)) else str(value)

@@ -31,11 +31,7 @@ _BRING_TRAIN = {"torch", "keras", "imagenet", "lightning", "huggingface"}
 
 
 def require(*extras: str) -> None:
-    """Make sure that an extra's modules can be imported, without importing them.
-
-    Raises:
-        HpctrainError: one cannot.
-    """
+    """Make sure that an extra's modules can be imported, without importing them."""
     missing = {extra: [name for name in MODULES[extra] if find_spec(name) is None] for extra in extras}
     if any(missing.values()):
         names = [name for found in missing.values() for name in found]
@@ -46,9 +42,6 @@ def require_trackers(trackers: Sequence[str], environment: Mapping[str, str] = o
     """Refuse to begin a run whose curves could never reach their tracker.
 
     A server that does not answer now is no reason to refuse: it may answer later.
-
-    Raises:
-        HpctrainError: a tracker's package is not installed, or no server is named.
     """
     # A tracker without an extra of its own comes with the frameworks.
     require(*(name for name in trackers if name in MODULES))
@@ -57,11 +50,7 @@ def require_trackers(trackers: Sequence[str], environment: Mapping[str, str] = o
 
 
 def require_server(environment: Mapping[str, str] = os.environ) -> str:
-    """The address of the MLflow server.
-
-    Raises:
-        HpctrainError: the environment does not name it.
-    """
+    """The address of the MLflow server."""
     if address := environment.get(MLFLOW_SERVER):
         return address
     raise HpctrainError(

@@ -30,7 +30,6 @@ class Setting(Generic[_Value]):
         valid: the values that it takes, as an error and the documentation name them.
         parse: makes the value of a text; None for a text that is not valid.
         default: the value where the variable is not set. Where the default is None, an empty text counts as not set.
-        purpose: what it is for, as the documentation says it.
         set_by: ``user``; ``hpctrain`` for one that scripts may read; ``internal`` for one that is not documented.
     """
 
@@ -42,11 +41,7 @@ class Setting(Generic[_Value]):
     set_by: str = "user"
 
     def read(self, environment: Mapping[str, str] = os.environ) -> _Value:
-        """The value in an environment.
-
-        Raises:
-            HpctrainError: the text is not valid.
-        """
+        """The value in an environment."""
         text = environment.get(self.name)
         if text is None or (text == "" and self.default is None):
             return self.default
@@ -205,8 +200,5 @@ def stall_seconds() -> float:
     """How long a rank waits before it names the ranks that it waits for.
 
     At most half of the time after which it gives up, so that it can then say for whom it waited.
-
-    Raises:
-        HpctrainError: one of the two is not a number above 0.
     """
     return min(STALL.read(), TIMEOUT.read() / 2)

@@ -25,9 +25,6 @@ HOROVOD, DDP = "horovod by hand", "ddp over gloo"
 def ratio(seconds: Seconds, name: str, other: str | None) -> float | None:
     """The median over rounds of the ratios, which a drift of the machine's speed does not affect; None without the
     other.
-
-    Args:
-        seconds: of each alternative in each round.
     """
     if other is None or other not in seconds:
         return None
@@ -49,11 +46,7 @@ def step_rows(seconds: Seconds) -> list[Row]:
 
 
 def loader_rows(seconds: Mapping[str, Sequence[float]]) -> list[Row]:
-    """The rows of ``bench loader``, one per number of processes.
-
-    Args:
-        seconds: the seconds an image took in each round, by the number of processes.
-    """
+    """The rows of ``bench loader``, one per number of processes."""
     return [
         {"workers": int(workers), "variant": "hpctrain", "samples_per_s": 1 / statistics.median(times)}
         for workers, times in seconds.items()
@@ -131,10 +124,7 @@ def loader_table(rows: Sequence[Row], title: str) -> Table:
 
 
 def allreduce_table(rows: Sequence[Row], cores: int) -> Table:
-    """The table of :func:`allreduce_rows` for one number of ranks: medians, and ratios to hpctrain's own engine.
-
-    Where the links are known, ratios to their bound instead.
-    """
+    """The table of :func:`allreduce_rows` for one number of ranks: medians, and ratios of hpctrain's own engine."""
     first = rows[0]
     title = f"all-reduce of float32 on {first['ranks']} ranks"
     if first["hosts"] > 1:
@@ -142,23 +132,19 @@ def allreduce_table(rows: Sequence[Row], cores: int) -> Table:
     if first["oversubscribed"]:
         title += f", oversubscribed: {cores} cores"
     bounded = first["link_bound_s"] is not None
+    # Nothing of a copy goes over the links.
     engines = [name for name in dict.fromkeys(row["engine"] for row in rows) if not (bounded and name == COPY)]
+    ratios = {"to copy": "ratio_to_copy", "to other": "ratio_to_fastest_other"}
+    if bounded:
+        ratios = {"to bound": "ratio_to_link"}
     cells = []
     for nbytes in dict.fromkeys(row["bytes"] for row in rows):
         members = {row["engine"]: row for row in rows if row["bytes"] == nbytes}
-        ours = members[OURS]
-        if bounded:
-            ratios = [ratio_text(members[engine]["ratio_to_link"]) for engine in engines]
-            cells.append([size_text(nbytes), time_text(ours["link_bound_s"]), *ratios])
-        else:
-            times = [time_text(members[engine]["median_s"]) for engine in engines]
-            ratios = [ratio_text(ours[name]) for name in ("ratio_to_copy", "ratio_to_fastest_other")]
-            cells.append([size_text(nbytes), *times, *ratios])
-    if bounded:
-        caption = "bound: of the hosts' links; medians of the slowest rank, as ratios to it"
-        return table(("size", "bound", *engines), cells, title=title, caption=caption)
-    caption = f"medians of the slowest rank; last: {OURS} to the copy, to the fastest other"
-    return table(("size", *engines, "to copy", "to other"), cells, title=title, caption=caption)
+        times = [time_text(members[engine]["median_s"]) for engine in engines]
+        cells.append([size_text(nbytes), *times, *(ratio_text(members[OURS][name]) for name in ratios.values())])
+    of = "the links' bound" if bounded else "the copy, to the fastest other"
+    caption = f"medians of the slowest rank; last: {OURS} to {of}"
+    return table(("size", *engines, *ratios), cells, title=title, caption=caption)
 
 
 def size_text(nbytes: float) -> str:

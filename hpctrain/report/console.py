@@ -24,9 +24,8 @@ from hpctrain.common.run.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
-from hpctrain.report.faults import event_line
 from hpctrain.report.output import Patient, say
-from hpctrain.report.record import StepTotals, iterations
+from hpctrain.report.record import StepTotals, event_line, iterations
 
 # Steps over which the bar averages: enough to be calm, few enough to follow a change.
 _WINDOW = 50
@@ -35,9 +34,6 @@ _WINDOW = 50
 class Console:
     """Shows events as they come: the figures of epochs on ``stdout``, the rest on ``stderr``; and what a rank writes to
     either, as it comes.
-
-    Args:
-        stdout, stderr: the streams; by default the process's own.
     """
 
     def __init__(self, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:

@@ -17,7 +17,7 @@ from hpctrain.common.files.disk import disk_error
 from hpctrain.common.files.printable import json_text, printable
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
     from rich.table import Table
 
 # Columns; no line of a table is longer.
@@ -59,23 +59,6 @@ def duration(seconds: float | None) -> str | None:
     return f"{days} d {hours} h" if days else f"{hours} h {minutes} min"
 
 
-def terminal(**settings: Any) -> Console:
-    """Rich's console with these settings, which writes control characters for styles only, none of the content."""
-    # Rich takes a tenth of a second to import, which most commands do not need.
-    from rich.console import Console
-    from rich.segment import Segment
-
-    class _SafeConsole(Console):
-        def _render_buffer(self, buffer: Iterable[Segment]) -> str:
-            safe = (
-                Segment(printable(text), style, control) if not control else Segment(text, style, control)
-                for text, style, control in buffer
-            )
-            return super()._render_buffer(safe)
-
-    return _SafeConsole(**settings)
-
-
 def table_width() -> int | None:
     """The columns of the terminal. None in a pipe or a file, where nothing is cut, unless COLUMNS sets the width."""
     bounded = sys.stdout.isatty() or "COLUMNS" in os.environ
@@ -92,18 +75,18 @@ def table(
     folded: Collection[str] = (),
     gap: int = 2,
 ) -> Table:
-    """A table of texts.
+    """A table of texts, none of which controls the terminal.
 
     Args:
         left: the columns that are aligned to the left; all others are to the right.
         folded: those that a narrow terminal folds; it cuts all others.
-        gap: spaces between columns.
     """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(title=Text(title), caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap - 1, 0, 0))
+    shown = Text(printable(title))
+    made = Table(title=shown, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap - 1, 0, 0))
     for column in columns:
         folds = column in folded
         made.add_column(
@@ -113,21 +96,20 @@ def table(
             overflow="fold" if folds else "ellipsis",
         )
     for row in rows:
-        made.add_row(*map(Text, row))
+        made.add_row(*(Text(printable(cell)) for cell in row))
     return made
 
 
-def print_table(table: RenderableType, *, stderr: bool = False) -> None:
-    """Print a table as wide as the terminal, as the answer or beside it on stderr."""
-    terminal(width=None if table_width() else _UNBOUNDED, stderr=stderr).print(table)
+def print_table(table: RenderableType) -> None:
+    """Print a table as wide as the terminal."""
+    # Rich takes a tenth of a second to import, which most commands do not need.
+    from rich.console import Console
+
+    Console(width=None if table_width() else _UNBOUNDED).print(table)
 
 
 def save(file: Path, content: str) -> None:
-    """Write the file, and print its path.
-
-    Raises:
-        HpctrainError: it cannot be written.
-    """
+    """Write the file, and print its path."""
     try:
         file.write_bytes(content.encode())
     except OSError as error:
@@ -144,15 +126,8 @@ class Patient:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    @property
-    def encoding(self) -> str:
-        return self._stream.encoding
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         with self._given_up():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -14,7 +13,6 @@ from markupsafe import Markup
 
 from hpctrain.common.cluster.gpus import SHARING_NOTE
 from hpctrain.common.cluster.host_list import fold_hosts
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import encodable, printable, shortened
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.recipes.difference import flat
@@ -22,24 +20,20 @@ from hpctrain.common.recipes.keys import used_values
 from hpctrain.common.recipes.mesh_traffic import bytes_text
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import RunDirectory, read_model
-from hpctrain.common.run.events import Event
-from hpctrain.common.run.events.kinds import FaultEvent, OverlapEvent
+from hpctrain.common.run.events.kinds import FaultEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import RankRecord, read_records
-from hpctrain.control.schedulers.run_jobs import LastWords, last_words
+from hpctrain.control.schedulers.run_jobs import LastWords, last_words, summary_status
 from hpctrain.control.schedulers.submission import scheduler_of
 from hpctrain.control.verify.differences import lines_of, read_verdict
-from hpctrain.report.faults import event_line, first_of
 from hpctrain.report.output import duration
 from hpctrain.report.plots import MOST_NAMES, curves
-from hpctrain.report.record import PastAttempt, Record, of_kind
-from hpctrain.report.results import reported_text, result_name, result_title
-from hpctrain.report.run_energy import energy_text, kwh
-from hpctrain.report.summary import Summary, summarise_record
+from hpctrain.report.record import PastAttempt, Record, event_line, first_of
+from hpctrain.report.summary import energy_text, kwh, reported_text, result_name, result_title, summarise_record
 
 UNFINISHED = "unfinished"
-# Of more lines and attempts, faults of one attempt, and ranks, a page counts the rest.
-_MOST_LINES, _MOST_FAULTS, _MOST_RANKS = 100, 10, 1000
+# Of more lines and attempts, and of faults of one attempt, a page counts the rest.
+_MOST_LINES, _MOST_FAULTS = 100, 10
 # How long a scheduler may take to say what its nodes drew.
 _ANSWER_SECONDS = 10.0
 _LONGEST_NAME = 500
@@ -59,57 +53,44 @@ _FIGURES: tuple[tuple[str, str, Callable[[float], str], str], ...] = (
 
 
 def write_report(directory: RunDirectory) -> Path:
-    """Write the report of a run, finished or not, and return its path.
-
-    Raises:
-        HpctrainError: the directory holds no run, or cannot be written.
-    """
+    """Write the report of a run, finished or not, and return its path."""
     write_whole(directory.report, encodable(printable(render(directory))).encode(), private=True, elsewhere=_ELSEWHERE)
     return directory.report
 
 
 def read_summary(directory: RunDirectory) -> dict[str, Any]:
-    """The summary that a run left, or one of what it has recorded so far.
-
-    Raises:
-        HpctrainError: the directory holds no run.
-    """
-    plan = read_model(directory.plan, Plan)
-    if directory.summary.exists():
-        return read_model(directory.summary, Summary).model_dump()
-    return _summary_of(Record.read(directory), plan)
+    """The summary of a run by what it has recorded so far, with the status that it left."""
+    return _summary(directory, Record(directory), read_model(directory.plan, Plan))
 
 
-def _summary_of(record: Record, plan: Plan) -> dict[str, Any]:
-    return summarise_record(record, plan, record.end.status if record.end else UNFINISHED)
+def _summary(directory: RunDirectory, record: Record, plan: Plan) -> dict[str, Any]:
+    ended = record.end.status if record.end else UNFINISHED
+    return summarise_record(record, plan, summary_status(directory) or ended)
 
 
 def render(directory: RunDirectory) -> str:
     """Render the page."""
-    plan, record = read_model(directory.plan, Plan), Record.read(directory)
-    unread: list[HpctrainError] = []
-    ranks = [*read_records(directory, unread).values()]
+    plan, record = read_model(directory.plan, Plan), Record(directory)
+    ranks = read_records(directory).values()
     reported = plan.recipe.reported_at(plan.recipe.global_batch) if plan.recipe else None
-    left, verdict = directory.summary.exists(), read_verdict(directory)
-    summary = read_summary(directory) if left else _summary_of(record, plan)
+    verdict, summary = read_verdict(directory), _summary(directory, record, plan)
+    others = (event for event in record.events if not isinstance(event, FaultEvent))
+    trouble = [*(fault for _, fault in record.survived), *others]
     return template("page.html.jinja").render(
         plan=plan,
         summary=summary,
         unfinished=summary["status"] == UNFINISHED,
         sharing_note=SHARING_NOTE,
         last_time=_date(record.last_time) if record.last_time else "",
-        figures=[*_figures(summary, plan.recipe), *_hidden(record), *_energy(summary, record, directory)],
+        figures=[*_figures(summary, plan.recipe), *_energy(summary, record, directory)],
         verdict=[line.strip() for line in lines_of(verdict)] if verdict else [],
         curves=[(shortened(name, _LONGEST_NAME), _picture(svg)) for name, svg in curves(record, reported).items()],
         left_out=len(record.sums.logged) - MOST_NAMES,
         settings=settings(plan),
         faults=_faults(record, ranks, None if summary["status"] == "done" else last_words(directory)),
-        survived=first_of([*filter(None, map(event_line, _trouble(record)))], _MOST_LINES),
+        survived=first_of([*filter(None, map(event_line, trouble))], _MOST_LINES),
         attempts=[_attempt_row(attempt) for attempt in record.attempts[-_MOST_LINES:]],
         earlier_attempts=len(record.attempts) - _MOST_LINES,
-        ranks=_rank_rows(ranks, over=summary["status"] != UNFINISHED),
-        more_ranks=len(ranks) - _MOST_RANKS,
-        unread=first_of([error.message for error in unread], _MOST_LINES),
     )
 
 
@@ -118,7 +99,7 @@ def _picture(svg: str) -> Markup:
 
 
 def template(name: str) -> Template:
-    """A page's template, for tables with the filters ``text`` and ``breaking``."""
+    """A page's template, for tables with the filter ``text``."""
     environment = Environment(
         loader=PackageLoader("hpctrain.report", ""),
         autoescape=True,
@@ -127,7 +108,6 @@ def template(name: str) -> Template:
         lstrip_blocks=True,
     )
     environment.filters["text"] = _text
-    environment.filters["breaking"] = _breaking
     return environment.get_template(name)
 
 
@@ -167,20 +147,6 @@ def _energy(summary: Mapping[str, Any], record: Record, directory: RunDirectory)
     return figures
 
 
-def _hidden(record: Record) -> list[tuple[str, str, str]]:
-    """The part of the time with a reduction in flight that lies before the last gradient, in the step with times."""
-    event = next(iter(of_kind(record.events, OverlapEvent)), None)
-    timeline = event.timeline if event else ()
-    gradients = [seconds for seconds, what, _ in timeline if what == "gradient"]
-    launched = [seconds for seconds, what, _ in timeline if what == "launched"]
-    finished = [seconds for seconds, what, _ in timeline if what == "finished"]
-    if not (event and gradients and launched and finished) or max(finished) <= min(launched):
-        return []
-    hidden = max(0.0, max(gradients) - min(launched)) / (max(finished) - min(launched))
-    remark = f"of the time with a reduction in flight, before the last gradient of step {event.iteration} on rank 0"
-    return [("hidden communication", f"{hidden:.0%}", remark)]
-
-
 def settings(plan: Plan) -> dict[str, list[tuple[str, Any]]]:
     """The plan as tables: titles, and rows of dotted keys and values."""
     tables = {
@@ -202,40 +168,15 @@ def settings(plan: Plan) -> dict[str, list[tuple[str, Any]]]:
     return tables
 
 
-def _trouble(record: Record) -> list[Event]:
-    """The faults that the run recovered from, and all else that is no fault."""
-    others = [event for event in record.events if not isinstance(event, FaultEvent)]
-    return [*(fault for _, fault in record.survived), *others]
-
-
 def _faults(record: Record, ranks: Iterable[RankRecord], words: LastWords | None) -> list[str]:
     """The run's fault events or, before the launcher wrote one, the errors of the ranks; else that in its job's log."""
-    raised = [f"Rank {rank.rank} on {rank.host}: {_error(rank)}" for rank in ranks if rank.status == "failed"]
+    raised = []
+    for rank in ranks:
+        if rank.status == "failed":
+            error = f"{rank.error.type}: {rank.error.message}" if rank.error else f"exit status {rank.exit_code}"
+            raised.append(f"Rank {rank.rank} on {rank.host}: {error}")
     of_job = [words.error] if words and words.error else []
     return first_of([fault.message for fault in record.faults] or raised or of_job, _MOST_FAULTS)
-
-
-def _error(rank: RankRecord) -> str:
-    return f"{rank.error.type}: {rank.error.message}" if rank.error else f"exit status {rank.exit_code}"
-
-
-def _rank_rows(ranks: Sequence[RankRecord], *, over: bool) -> list[tuple[Any, ...]]:
-    """The rows of the ranks; of very many, of those first that are not done.
-
-    Args:
-        over: the run has ended, and with it the ranks that were killed before they could record their end.
-    """
-    first = ranks if len(ranks) <= _MOST_RANKS else sorted(ranks, key=lambda rank: rank.status == "done")
-    rows = []
-    for rank in first[:_MOST_RANKS]:
-        ended = rank.status != "running"
-        status = "ended with the run" if over and not ended else rank.status
-        # A clock may have been set back meanwhile.
-        time = duration(rank.ended - rank.started) if ended and rank.ended >= rank.started else None
-        # The exit code of a lost rank is not known.
-        code = rank.exit_code if ended and rank.status != "lost" else None
-        rows.append((rank.rank, rank.host, status, time, code))
-    return rows
 
 
 def _attempt_row(attempt: PastAttempt) -> tuple[Any, ...]:
@@ -251,11 +192,6 @@ def _attempt_row(attempt: PastAttempt) -> tuple[Any, ...]:
         hosts = start.hosts and fold_hosts(start.hosts)
         begun = (start.attempt, _date(start.time), start.iteration, start.job, hosts)
     return (*begun, "\n".join(ending))
-
-
-def _breaking(text: str, mark: str) -> Markup:
-    """A text that a narrow page breaks behind each ``mark``."""
-    return Markup("<wbr>").join(re.split(f"(?<={re.escape(mark)})", text))
 
 
 def _text(value: Any) -> str:

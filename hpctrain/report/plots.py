@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -16,10 +16,13 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from hpctrain.common.recipes.sections import Reported
+from hpctrain.common.run.events.kinds import LogEvent, StepEvent
 from hpctrain.common.run.value_types import ratio
 from hpctrain.report.record import Record
 
 FloatArray = NDArray[np.float64]
+# The values of x and y, and how matplotlib draws them.
+_Line = tuple[tuple[Any, Any], dict[str, Any]]
 
 # matplotlib writes literal colours; these stand for the page's own, which differ between light and dark.
 _INK, _LINE, _FIRST, _SECOND, _FAINT = "#010101", "#010102", "#010103", "#010104", "#010105"
@@ -58,44 +61,39 @@ MOST_NAMES = 100
 
 class Means:
     """The points of a curve, at most 600. Of more values each point is the mean of equally many, the last of what is
-    left: where no more points are free, neighbours become one.
+    left.
     """
 
     def __init__(self) -> None:
-        # Of each point: the sum of x, the number of values, the sum of the y that can be drawn, and their number.
-        self._sums: list[list[float]] = []
-        self._each = 1
+        self._x, self._y = array("d"), array("d")
 
     def __len__(self) -> int:
-        return len(self._sums)
+        return len(self._x)
 
     def add(self, x: float, y: float | None) -> None:
         """Add the next value. A point leaves out None and what cannot be drawn, and is a gap without other values."""
-        if not self._sums or self._sums[-1][1] == self._each:
-            if len(self._sums) == _POINTS:
-                pairs = zip(self._sums[::2], self._sums[1::2], strict=True)
-                self._sums = [[one + other for one, other in zip(*pair, strict=True)] for pair in pairs]
-                self._each *= 2
-            self._sums.append([0.0, 0, 0.0, 0])
-        point = self._sums[-1]
-        point[0] += x
-        point[1] += 1
-        # Not true of NaN either.
-        if y is not None and abs(y) < _LARGEST:
-            point[2] += y
-            point[3] += 1
+        self._x.append(x)
+        # The comparison is not true of NaN either.
+        self._y.append(y if y is not None and abs(y) < _LARGEST else np.nan)
 
     @property
     def known(self) -> bool:
         """Whether any point is not a gap."""
-        return any(point[3] for point in self._sums)
+        return not np.isnan(self._y).all()
 
     @property
     def points(self) -> tuple[FloatArray, FloatArray]:
         """The values of x, and of y; NaN for a gap."""
-        x, count, y, drawn = np.array(self._sums).reshape(-1, 4).T
-        with np.errstate(invalid="ignore"):
-            return x / count, y / drawn
+        per_point = max(1, -(-len(self) // _POINTS))
+        return _means(self._x, per_point), _means(self._y, per_point)
+
+
+def _means(values: Sequence[float], count: int) -> FloatArray:
+    """The means of so many values in a row, without those that are NaN; the last row may be shorter."""
+    rows = np.pad(np.array(values), (0, -len(values) % count), constant_values=np.nan).reshape(-1, count)
+    with np.errstate(invalid="ignore"):
+        means: FloatArray = np.nansum(rows, axis=1) / np.isfinite(rows).sum(axis=1)
+    return means
 
 
 def curves(record: Record, reported: Reported | None) -> dict[str, str]:
@@ -106,24 +104,30 @@ def curves(record: Record, reported: Reported | None) -> dict[str, str]:
     sums = record.sums
     of_recipe = record.run is not None and record.run.epochs is not None
     logged = {} if of_recipe else {name: Means() for name in islice(sums.logged, MOST_NAMES)}
-    for event in record.logs() if logged else ():
-        for name in event.values.keys() & logged.keys():
-            logged[name].add(event.iteration, event.values[name])
     loss, rate, speed = Means(), Means(), Means()
-    for step in record.steps():
-        loss.add(step.iteration, step.loss)
-        rate.add(step.iteration, step.learning_rate)
-        if sums.is_timed(step):
-            speed.add(step.iteration, ratio(step.samples, step.seconds) if of_recipe else step.seconds)
+    for event in record:
+        if isinstance(event, StepEvent):
+            loss.add(event.iteration, event.loss)
+            rate.add(event.iteration, event.learning_rate)
+            if sums.is_timed(event):
+                speed.add(event.iteration, ratio(event.samples, event.seconds) if of_recipe else event.seconds)
+        elif isinstance(event, LogEvent):
+            for name in event.values.keys() & logged.keys():
+                logged[name].add(event.iteration, event.values[name])
     if not of_recipe:
         # Added last, because a script may log these names, too.
         series = logged | {"Learning rate": rate, "Seconds a step": speed}
-        return {name: _picture(name, [_marked(means)]) for name, means in series.items() if means.known}
+        marks = {name: "." if len(means) < _MARKED else "" for name, means in series.items()}
+        return {
+            name: _picture(name, [(means.points, {"marker": marks[name]})])
+            for name, means in series.items()
+            if means.known
+        }
     pictures = {}
     if len(loss):
         losses = [_faint(loss, "train, each step"), *_by_epoch(record, "train_loss", _FIRST, "train")]
         pictures["Loss"] = _picture("Loss", [*losses, *_by_epoch(record, "test_loss", _SECOND, "test")])
-        pictures["Learning rate"] = _picture("Learning rate", [_Line(points=rate.points)], bottom=0)
+        pictures["Learning rate"] = _picture("Learning rate", [(rate.points, {})], bottom=0)
         title = "Throughput, samples/s"
         speeds = [_faint(speed, "each step"), *_by_epoch(record, "samples_per_s", _FIRST, "epoch")]
         pictures[title] = _picture(title, speeds, bottom=0)
@@ -134,21 +138,8 @@ def curves(record: Record, reported: Reported | None) -> dict[str, str]:
     return pictures
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Line:
-    points: tuple[Any, Any]
-    colour: str = _FIRST
-    label: str = ""
-    width: float = 1.6
-    marker: str = ""
-
-
 def _faint(means: Means, label: str) -> _Line:
-    return _Line(points=means.points, colour=_FAINT, label=label, width=1)
-
-
-def _marked(means: Means) -> _Line:
-    return _Line(points=means.points, marker="." if len(means) < _MARKED else "")
+    return means.points, {"color": _FAINT, "label": label, "linewidth": 1}
 
 
 def _by_epoch(record: Record, name: str, colour: str, label: str) -> list[_Line]:
@@ -157,21 +148,19 @@ def _by_epoch(record: Record, name: str, colour: str, label: str) -> list[_Line]
     values = ((ends[epoch.epoch], getattr(epoch, name)) for epoch in record.epochs if epoch.epoch in ends)
     points = [(step, number) for step, number in values if number is not None]
     x, y = zip(*points, strict=True) if points else ((), ())
-    return [_Line(points=(x, y), colour=colour, label=label, marker=".")] if points else []
+    return [((x, y), {"color": colour, "label": label, "marker": "."})] if points else []
 
 
 def _picture(title: str, lines: Sequence[_Line], *, bottom: float | None = None, level: Reported | None = None) -> str:
     with rc_context({**_STYLE, "svg.hashsalt": title}):
         figure = Figure(figsize=(4.5, 2.5), layout="constrained")
         axes = figure.add_subplot()
-        for line in lines:
-            axes.plot(
-                *line.points, color=line.colour, linewidth=line.width, marker=line.marker, label=line.label or None
-            )
+        for points, style in lines:
+            axes.plot(*points, **{"color": _FIRST, "linewidth": 1.6, **style})
         if level:
             label = f"reported: {level.value:g}" + (", of other values" if level.of_other_values else "")
             axes.axhline(level.value, color=_SECOND, linestyle="--", linewidth=1.2, label=label)
-        if any(line.label for line in lines):
+        if any(style.get("label") for _, style in lines):
             axes.legend()
         axes.set_ylim(bottom=bottom)
         axes.set_xlabel("step")

@@ -202,18 +202,11 @@ def memory_warnings(prediction: Prediction) -> list[str]:
     what = "not even one sample fits" if not most else f"up to {most} fit"
     nodes = nodes_text([row.nodes for row in short])
     samples = max(row.at_once for row in short)
+    remedy = "--set batch.micro_batch=N cuts them" if short[0].layout is None else "--mesh auto finds a mesh that fits"
     return [
         f"on {nodes} a rank computes up to {samples} samples at once, for which the memory of {gpu} does not "
-        f"suffice ({what}): {_cut(short[0])}"
+        f"suffice ({what}): {remedy}"
     ]
-
-
-def _cut(row: Row) -> str:
-    if row.layout is None:
-        return "--set batch.micro_batch=N cuts them"
-    if row.at_once <= 1:
-        return "--mesh auto finds a mesh that fits"
-    return "a smaller micro-batch cuts them, and --mesh auto finds a mesh that fits"
 
 
 def _cause(prediction: Prediction, cause: Cause) -> str:

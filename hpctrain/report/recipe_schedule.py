@@ -35,11 +35,7 @@ def training_samples(data: Data) -> int:
 
 
 def at_world(recipe: Recipe, world: int | None) -> Recipe:
-    """The recipe for ``world`` ranks.
-
-    Raises:
-        HpctrainError: the batch depends on the number of ranks, and it is None; or there are too many for the mesh.
-    """
+    """The recipe for ``world`` ranks; None where its batch does not depend on their number."""
     if world is None and recipe.batch.fixed_size is None:
         raise HpctrainError(
             "HT-argument-missing",
@@ -56,9 +52,6 @@ def schedule(recipe: Recipe) -> dict[str, Any]:
     """The figures of the run by a recipe of :func:`at_world`.
 
     The lists have a value for the start of each epoch and one for the end of the last.
-
-    Raises:
-        HpctrainError: an epoch would have no step.
     """
     samples = training_samples(recipe.data)
     rate = learning_rate(recipe, samples)

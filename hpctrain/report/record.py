@@ -1,4 +1,4 @@
-"""A run's events, sorted by kind, and the figures that follow from them."""
+"""A run's events, sorted by kind, the lines about its troubles, and the figures that follow from them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TypeVar
 
-from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.printable import shortened
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event, EventsFile, attempts, kept
 from hpctrain.common.run.events.kinds import (
+    BrokenImagesEvent,
+    ChangedEvent,
+    DamagedEvent,
     EndEvent,
     EnergyEvent,
     EpochEvent,
+    ExcludedEvent,
     FaultEvent,
     LogEvent,
+    NonFiniteEvent,
     RecoveredFaultEvent,
     RunEvent,
     SlowRankEvent,
@@ -28,6 +32,51 @@ from hpctrain.common.run.events.kinds import (
 )
 from hpctrain.common.run.value_types import ratio
 from hpctrain.control.schedulers.jobs import is_job_id
+
+
+def first_of(lines: Sequence[str], most: int) -> list[str]:
+    """The first of many lines, and how many more there are."""
+    return [*lines[:most], *([f"and {len(lines) - most:,} more"] if len(lines) > most else [])]
+
+
+def event_line(event: Event) -> str | None:
+    """The line of an event; None for kinds without one."""
+    match event:
+        case DamagedEvent(path=path, fault=fault, kept_as=kept_as):
+            return f"checkpoint {path} was damaged and skipped: {fault}; it is now {kept_as}"
+        case ChangedEvent(differences=differences):
+            values = (f"{key} {old} → {new}" for key, (old, new) in differences.items())
+            return f"the run went on with other settings: {shortened(', '.join(values))}"
+        case RecoveredFaultEvent(samples_affected=samples):
+            return (
+                f"rank {event.rank} ({event.host}) was lost at step {event.iteration}; the other {event.ranks} "
+                f"went on after {event.recovery_seconds:.2g} s, {samples or 'no'} sample{'' if samples == 1 else 's'} "
+                "affected"
+            )
+        case FaultEvent(rank=rank, host=host, message=message):
+            # A host's fault has no rank, and the launcher's messages about a rank already name it.
+            complete = rank is None or message.startswith(f"rank {rank} ")
+            return message if complete else f"rank {rank} ({host}): {message}"
+        case StallEvent(rank=rank, host=host, iteration=iteration):
+            step = "" if iteration is None else f" of step {iteration}"
+            return (
+                f"rank {rank} ({host}) stalled: others have been waiting {event.seconds:.0f} s for it in "
+                f"{event.waiting_for}{step}"
+            )
+        case SlowRankEvent():
+            return event.text
+        case ExcludedEvent():
+            return f"{event.host} is left out of the run's jobs for a day: {event.message}"
+        case BrokenImagesEvent(epoch=epoch, count=count, names=names):
+            more = "" if count == len(names) else f" and {count - len(names)} more"
+            images = "1 image" if count == 1 else f"{count} images"
+            return f"epoch {epoch}: {images} could not be decoded and took no part: {shortened(', '.join(names))}{more}"
+        case NonFiniteEvent():
+            went_on = {"skip": "its update was left out", "stop": "the run ends"}
+            where = f" on rank {', '.join(map(str, event.ranks))}" if event.ranks else ""
+            return f"step {event.iteration} had numbers that are not finite{shortened(where)}: {went_on[event.rule]}"
+    return None
+
 
 Kind = TypeVar("Kind", bound=Event)
 
@@ -107,26 +156,17 @@ class Record:
     """What one run recorded, each event once, however often the run was resumed. Unknown kinds of events are left out.
 
     Everything is read where it is first asked for, of what the run had recorded when the record was made. A long run
-    has too many steps and logs to keep them: the newest are here, their totals, and :meth:`steps` and :meth:`logs`,
-    which read them again.
-
-    Raises:
-        HpctrainError: the file cannot be read, or a line of it is no event; names the line. From here and all members.
+    has too many steps and logs to keep them: the newest are here, and their totals; a loop over the record reads all
+    again.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._source = EventsFile(path)
-
-    @classmethod
-    def read(cls, directory: RunDirectory) -> Record:
-        """The record of a run that may still be going on."""
-        return cls(directory.events)
+    def __init__(self, directory: RunDirectory) -> None:
+        self._source = EventsFile(directory.events)
 
     @cached_property
     def events(self) -> Sequence[Event]:
         """The events in order, but for steps and logs."""
-        return [event for event in kept(self._source.outline()) if not isinstance(event, StepEvent)]
+        return [event for event in kept(self._source.outline) if not isinstance(event, StepEvent)]
 
     @cached_property
     def attempts(self) -> list[PastAttempt]:
@@ -249,23 +289,13 @@ class Record:
             first_steps |= {event.iteration + 1 for event in (attempt.start, attempt.stopped) if event}
         energy = last_of(self.events, EnergyEvent)
         sums = Sums(first_steps, energy.iteration if energy else 0)
-        for event in kept(self._source):
+        for event in self:
             sums.add(event)
-        if sums.totals.count and self.run is None:
-            raise HpctrainError(
-                "HT-run-no-start-event",
-                "{where}: there are steps, but no event 'run' that says of what",
-                where=self._path,
-            )
         return sums
 
-    def steps(self) -> Iterator[StepEvent]:
-        """All steps, in order."""
-        return (event for event in kept(self._source) if isinstance(event, StepEvent))
-
-    def logs(self) -> Iterator[LogEvent]:
-        """The events of what a script logged, in order."""
-        return (event for event in kept(self._source) if isinstance(event, LogEvent))
+    def __iter__(self) -> Iterator[Event]:
+        """All events, in order, for which the file is read once more."""
+        return kept(self._source)
 
 
 class Sums:
@@ -277,9 +307,7 @@ class Sums:
         energy: the number of the last step whose energy was read.
 
     Attributes:
-        totals: the totals of all steps.
         metered: the totals of the steps up to the last reading of energy.
-        epoch_ends: the last step of each epoch.
         logged: the last value of each name that a script logged.
     """
 

@@ -1,64 +1,144 @@
-"""The summary of a run: the few figures in ``summary.json`` for other programs."""
+"""The figures of a run: its energy, its result beside the one that its source reports, and ``summary.json``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
+from hpctrain.common.files.printable import shortened
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.sections import Reported
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.events.kinds import EpochEvent
+from hpctrain.common.run.events import Event, attempts
+from hpctrain.common.run.events.kinds import EnergyEvent, EpochEvent, RunEvent
 from hpctrain.common.run.plan import Plan
-from hpctrain.common.run.value_types import Count, Number, Outcome, Seconds, Text
-from hpctrain.report.record import Record
-from hpctrain.report.results import MEDIAN, median_accuracy
-from hpctrain.report.run_energy import energy_keys, energy_of
+from hpctrain.common.run.value_types import EnergySource, HostEnergy
+from hpctrain.report.record import Record, of_kind
+
+_JOULES = 3.6e6
+_SOURCES: dict[EnergySource, str] = {"gpu": "GPUs", "cpu": "CPUs", "dram": "DRAM"}
 
 
-class Summary(BaseModel):
-    """The keys of ``summary.json`` that the report reads."""
+def energy_keys(events: Sequence[Event], plan: Plan, samples: int | None) -> dict[str, Any]:
+    """The keys of ``summary.json`` about energy; those of a run without a reading, or without a counter, are None.
 
-    model_config = ConfigDict(extra="allow", defer_build=True)
+    Args:
+        events: those of all attempts, whose energy is added up: a step that was lost and done again was paid for twice.
+        samples: of the steps that count up to the last reading.
+    """
+    readings = of_kind(events, EnergyEvent)
+    # A reading of a meter, which its host and its begin identify, includes those before it.
+    meters = {(host, reading.began): reading for event in readings for host, reading in event.hosts.items()}
+    joules: dict[EnergySource, float] = {}
+    for reading in meters.values():
+        for source, drawn in reading.joules.items():
+            joules[source] = joules.get(source, 0.0) + drawn
+    # The sources do not overlap.
+    total = sum(joules.values()) if joules else None
+    return {
+        "energy_kwh": kwh(total),
+        "energy_by_source": {source: kwh(joules.get(source)) for source in _SOURCES} if joules else None,
+        "joules_per_sample": total / samples if total is not None and samples else None,
+        "energy_covers": _covers(meters, events, plan) if readings else None,
+    }
 
-    status: Outcome
-    framework: str | None = None
-    backend: str | None = None
-    shared_gpus: bool = False
-    seconds: Seconds | None = None
-    epochs: Count | None
-    steps: Count | None
-    samples_per_s: Number
-    communication_share: Number
-    communication_bytes: Count | None = None
-    gathered_bytes: Count | None = None
-    data_share: Number = None
-    energy_kwh: Number = None
-    joules_per_sample: Number = None
-    energy_covers: Text | None = None
-    metrics: dict[str, Number]
+
+def kwh(joules: float | None) -> float | None:
+    """Joules in kWh; None for None."""
+    return None if joules is None else joules / _JOULES
+
+
+def energy_text(amount: float) -> str:
+    """An amount in kWh with a unit that suits it."""
+    if amount >= 1:
+        return f"{amount:,.2f} kWh"
+    return f"{amount * 1e3:.2f} Wh" if amount >= 1e-2 else f"{amount * _JOULES:,.0f} J"
+
+
+def _covers(meters: Mapping[tuple[str, float], HostEnergy], events: Sequence[Event], plan: Plan) -> str:
+    missing = shortened("; ".join(dict.fromkeys(text for reading in meters.values() for text in reading.missing)))
+    if not any(reading.joules for reading in meters.values()):
+        return f"nothing here can be read: {missing or 'there is no counter'}"
+    named = {host for run in of_kind(events, RunEvent) for host in run.hosts or ()}
+    count = max(len(named) or len(plan.hosts) or 1, len({host for host, _ in meters}))
+    parts = []
+    for source, title in _SOURCES.items():
+        hosts = {host for (host, _), reading in meters.items() if source in reading.joules}
+        whole = f"{len(hosts)} of {count} host{'s' if count > 1 else ''}"
+        parts.append(f"{title} of {whole}" if hosts else f"no {title}")
+    begun = attempts(events)
+    measured = sum(any(isinstance(event, EnergyEvent) for event in part) for part in begun)
+    if measured < len(begun):
+        parts.append(f"{measured} of {len(begun)} attempts")
+    return ", ".join(parts) + (f" ({missing})" if missing else "")
+
+
+MEDIAN = "test_accuracy_median"
+
+
+def median_accuracy(epochs: Sequence[EpochEvent], count: int) -> float | None:
+    """The median test accuracy of the last ``count`` epochs, or of all if there are fewer.
+
+    None without an epoch, and where one of them has no finite accuracy.
+    """
+    values = [epoch.test_accuracy for epoch in epochs[-count:]]
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return statistics.median(known) if values and len(known) == len(values) else None
+
+
+def result_name(recipe: Recipe) -> str:
+    """The metric in a run's summary that is the recipe's result. ``recipe`` is that of a plan, as below."""
+    rows = [*filter(None, [recipe.reported_at(recipe.global_batch)]), *recipe.reported]
+    metric = rows[0].metric if rows else "test_loss" if recipe.data.name == "text" else "test_accuracy"
+    return MEDIAN if metric == "test_accuracy" and recipe.median_of > 1 else metric
+
+
+def result_title(recipe: Recipe) -> str:
+    """The name of the result for people."""
+    name, count = result_name(recipe), min(recipe.median_of, recipe.epochs)
+    if name != MEDIAN:
+        return name.replace("_", " ")
+    return "test accuracy" + (f", median of the last {count} epochs" if count > 1 else " of the one epoch")
+
+
+def reported_text(recipe: Recipe) -> str:
+    """The source's result for the recipe's batch, or a note that there is none for it or that this is a smoke run."""
+    if recipe.smoke:
+        return "a smoke run, which is not compared with what the source reports"
+    if rows := reported_rows(recipe):
+        return f"reported: {'; '.join(map(row_text, rows))}"
+    if not recipe.reported:
+        return "nothing reported to compare with"
+    batches = sorted({row.batch for row in recipe.reported if row.batch is not None})
+    return f"nothing reported for batch {recipe.global_batch}, only for {', '.join(map(str, batches))}"
+
+
+def reported_rows(recipe: Recipe) -> list[Reported]:
+    """The source's rows about the recipe's result: those for its exact batch if any, else the general ones."""
+    best = recipe.reported_at(recipe.global_batch)
+    return [row for row in recipe.reported if best and (row.batch, row.metric) == (best.batch, best.metric)]
+
+
+def row_text(row: Reported) -> str:
+    """A reported row as ``0.7626 ± 0.0009 (of other values; remark)``."""
+    deviation = "" if row.deviation is None else f" ± {row.deviation:g}"
+    remarks = [text for text in ("of other values" if row.of_other_values else "", row.remark) if text]
+    return f"{row.value:g}{deviation}" + (f" ({'; '.join(remarks)})" if remarks else "")
 
 
 def summarise(directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any]:
     """The summary of a run from its plan and its events.
 
-    Args:
-        directory: may hold no events, for a script.
-        status: one of ``done``, ``failed`` or ``resumable``.
-
-    Returns:
-        The keys of ``summary.json``. What the run did not record is None, ``metrics`` is then empty. Throughput and
-        shares are over all steps but the first of each attempt, which also compiles and allocates; of text there are
-        ``tokens_per_s`` and, where the GPUs' peak is known, ``flops_utilisation``. ``communication_bytes`` are what one
-        rank gave to reductions in all steps, before compression, ``gathered_bytes`` the rows of whole batches that were
-        gathered on one rank. With ``shared_gpus``, ranks shared GPUs and no speed means anything. ``metrics`` are those
-        of the last epoch, and the median of several where that is the recipe's result; for a script the last value of
-        each name that it logged.
-        ``survived`` are the faults that the run recovered from, each with its attempt, whose numbering of ranks it
-        uses. The keys about energy are those of :mod:`hpctrain.report.run_energy`: kWh and joules of all attempts, a
-        sample counted once however often it was trained on.
+    What the run did not record is None. Throughput and shares are over all steps but the first of each attempt, which
+    also compiles and allocates. ``communication_bytes`` are what one rank gave to reductions, before compression, and
+    ``gathered_bytes`` the rows of whole batches that it gathered. ``metrics`` are those of the last epoch, and the
+    median of several where that is the recipe's result; for a script the last value of each name that it logged.
+    ``survived`` are the faults that the run recovered from, each with its attempt, whose numbering of ranks it uses.
+    Energy is of all attempts, a sample counted once however often it was trained on.
     """
-    return summarise_record(Record.read(directory), plan, status)
+    return summarise_record(Record(directory), plan, status)
 
 
 def summarise_record(record: Record, plan: Plan, status: str) -> dict[str, Any]:
@@ -88,7 +168,7 @@ def summarise_record(record: Record, plan: Plan, status: str) -> dict[str, Any]:
             {"attempt": attempt} | {key: value for key, value in fault.record().items() if key not in ("time", "event")}
             for attempt, fault in record.survived
         ],
-        **energy_keys(energy_of(record.events, plan), record.sums.metered.samples),
+        **energy_keys(record.events, plan, record.sums.metered.samples),
         "metrics": record.sums.logged if plan.script else _metrics(record.epochs, plan),
     }
 

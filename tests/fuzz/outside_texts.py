@@ -140,8 +140,7 @@ def _plan() -> Any:
 def _events(content: bytes, folder: Path) -> None:
     from hpctrain.common.run.directory import RunDirectory
     from hpctrain.common.run.events import EventWriter, read_events
-    from hpctrain.report.faults import event_line
-    from hpctrain.report.record import Record
+    from hpctrain.report.record import Record, event_line
     from hpctrain.report.status import KnownRun
     from hpctrain.report.summary import summarise
 
@@ -153,7 +152,7 @@ def _events(content: bytes, folder: Path) -> None:
     known = KnownRun(
         directory=directory,
         plan=plan,
-        record=Record.read(directory),
+        record=Record(directory),
         jobs=(),
         job_ids=(),
         summary=None,

@@ -137,7 +137,7 @@ def test_another_hint_leaves_the_rest():
 
 def test_what_json_cannot_have_is_text_in_the_record():
     made = HpctrainError("HT-of-test", "{rate}", rate=float("nan"), paths=(Path("/a"), float("inf")), rank=np.int64(1))
-    assert json.loads(json.dumps(made.record()))["values"] == {"rate": "nan", "paths": ["/a", "inf"], "rank": 1}
+    assert json.loads(json.dumps(made.record()))["values"] == {"rate": "NaN", "paths": ["/a", "Infinity"], "rank": 1}
 
 
 def test_a_fault_that_several_have_is_told_once():

@@ -76,12 +76,6 @@ def writers(held: Sequence[Mapping[Place, int]]) -> list[list[Place]]:
     """Divide pieces over the ranks that hold them, each to the one of these with the least so far.
 
     Those that few hold go first, since the others can make up for them; of these the largest.
-
-    Args:
-        held: for each rank the pieces that it holds, with their bytes.
-
-    Returns:
-        The pieces that each rank writes; each piece is one rank's.
     """
     holders: dict[Place, list[int]] = {}
     for rank, places in enumerate(held):

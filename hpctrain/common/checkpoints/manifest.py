@@ -43,7 +43,6 @@ class SavedProgress(BaseModel):
 
     Attributes:
         epoch: the one in work, from 1. Its evaluation comes after the checkpoint of its last step.
-        ends_epoch: whether it was saved at the last step of its epoch.
         losses, sizes: of the steps of that epoch: the mean loss, and how many samples it is of. The sum of the sizes is
             where the epoch is, although ranks that died may have made later batches smaller.
         epoch_seconds, seconds: spent on the steps of that epoch, and on the whole run.
@@ -77,13 +76,7 @@ class FileRecord(FrozenModel):
 
 
 class CheckpointManifest(BaseModel):
-    """The content of ``state.json``.
-
-    Attributes:
-        progress: how far the training was.
-        plan: the plan of the run at that time, with its recipe.
-        files: the ranks' shares, by their names.
-    """
+    """The content of ``state.json``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants", defer_build=True)
 
@@ -110,7 +103,6 @@ def read_manifest(path: Path) -> CheckpointManifest:
 
     Raises:
         OtherVersionError: it is of another version of hpctrain.
-        HpctrainError: it is not there, or damaged.
     """
     try:
         manifest = CheckpointManifest.model_validate_json(_content(path))
@@ -125,11 +117,7 @@ def read_manifest(path: Path) -> CheckpointManifest:
 
 
 def write_manifest(path: Path, manifest: CheckpointManifest) -> None:
-    """Write the manifest and its hash into a folder that has neither.
-
-    Raises:
-        OSError: the disk is full, or refuses.
-    """
+    """Write the manifest and its hash into a folder that has neither."""
     text = manifest.model_dump_json(indent=2) + "\n"
     content = text.encode()
     for name, part in ((MANIFEST, content), (SUM, _sum(content))):

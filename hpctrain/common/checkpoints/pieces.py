@@ -88,11 +88,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, key: str, lengths: tuple[int, ...]) -> Place:
-        """The place of what a file has under a key, with so many elements along each dimension.
-
-        Raises:
-            ValueError: the key is of a piece with others.
-        """
+        """The place of what a file has under a key, with so many elements along each dimension."""
         if not (match := _KEY.fullmatch(key)):
             return cls(key, lengths, Box.whole(lengths))
         name, ranges, sizes = match.groups()
@@ -122,11 +118,7 @@ class Piece:
 def check_cover(places: Iterable[tuple[Place, str]]) -> None:
     """Refuse pieces that do not make whole arrays, each of whose elements is there once.
 
-    Args:
-        places: each piece's place, with the name of the file that holds it.
-
     Raises:
-        HpctrainError: names the array, and what has the pieces that are at fault.
     """
     arrays: dict[str, list[tuple[Box, str]]] = {}
     shapes: dict[str, tuple[tuple[int, ...], str]] = {}

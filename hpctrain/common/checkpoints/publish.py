@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpctrain.common.checkpoints.keep import hide
+from hpctrain.common.checkpoints.find import hide
 from hpctrain.common.checkpoints.layout import checkpoint_path, share_name
 from hpctrain.common.checkpoints.manifest import CheckpointManifest, FileRecord, SavedProgress, write_manifest
 from hpctrain.common.checkpoints.share import CheckpointShare
@@ -41,13 +41,8 @@ def write_share(
     """Write a rank's share and its receipt into a new checkpoint; both or neither.
 
     Args:
-        fresh: where the checkpoint is made.
-        rank, ranks: the number of the rank, and how many ranks there are.
         proof: tells what has to be the same on ranks, lest each writes a part of another state: a value for each group
             of ranks that hold the same, under a name that the group alone has.
-
-    Raises:
-        HpctrainError: the disk is full, or refuses.
     """
     path = fresh / share_name(rank, ranks)
     part = path.with_suffix(".part")
@@ -76,18 +71,14 @@ def publish(
 ) -> CheckpointManifest | None:
     """Wait for all shares and make the checkpoint visible; one that fails is deleted. Called on one rank.
 
+    It returns the manifest; None where the checkpoint was abandoned.
+
     Args:
-        fresh: where the shares are written.
-        abandoned: an event that ends the waiting early.
         seconds: how long to wait from one share to the next: disks of clusters have been seen to stand still for
             minutes.
 
-    Returns:
-        What it then says of itself; None where it was abandoned.
-
     Raises:
         TransientError: the ranks' proofs differ.
-        HpctrainError: shares did not come, or the disk is full or refuses.
     """
     try:
         receipts = _receipts(fresh, progress.ranks, abandoned, seconds)

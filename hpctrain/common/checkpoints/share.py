@@ -61,11 +61,7 @@ class CheckpointShare:
         self._further = threading.Condition()
 
     def prepare(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Allocate memory for copies of these tensors. The previous copy must not be in use by a writer any more.
-
-        Raises:
-            HpctrainError: one is of a type that a checkpoint cannot hold.
-        """
+        """Allocate memory for copies of these tensors. The previous copy must not be in use by a writer any more."""
         layout = tuple((name, value.dtype, value.shape) for name, value in tensors.items())
         if layout != self._layout:
             self._lay_out(layout)
@@ -89,12 +85,7 @@ class CheckpointShare:
             self._advance(end)
 
     def write(self, path: Path) -> FileRecord:
-        """Write the copy to a new file; returns the manifest's entry for it, once it is on disk.
-
-        Raises:
-            OSError: the disk is full, or refuses.
-            RuntimeError: the copy was not made.
-        """
+        """Write the copy to a new file; returns the manifest's entry for it, once it is on disk."""
         with open(path, "xb", buffering=0, opener=private) as file:
             write_through(file.fileno(), self._content.data, self._wait_for)
         return FileRecord(bytes=len(self._content), xxh128=self._hash.hexdigest())
@@ -165,9 +156,6 @@ def write_through(descriptor: int, content: memoryview, wait_for: Callable[[int]
         wait_for: called ahead of the writing of each piece, with where that ends.
         content: of :func:`blocks_of_memory`. Whole blocks go to the disk without a copy in the system's memory, where
             the file system can do that: the copy would take six times as much of the cores, which the training needs.
-
-    Raises:
-        OSError: the disk is full, or refuses.
     """
     usual = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     try:

@@ -40,20 +40,12 @@ class Weights:
 
 
 def open_weights(path: Path) -> Weights:
-    """The weights in a run directory, a checkpoint or a file.
-
-    Raises:
-        HpctrainError: there are none, they are damaged, or of a training in another framework.
-    """
+    """The weights in a run directory, a checkpoint or a file."""
     return _checkpoint(path) if path.is_dir() else _file(path)
 
 
 def residual_network(path: Path) -> str:
-    """The name of the residual network that weights are of, as recipes have it.
-
-    Raises:
-        HpctrainError: they are of none that recipes have, or see :func:`open_weights`.
-    """
+    """The name of the residual network that weights are of, as recipes have it."""
     names = open_weights(path).shapes.keys()
     blocks = sum(name.startswith("layer3.") and name.endswith(".conv1.weight") for name in names)
     network = _NETWORKS.get(("layer1.0.conv3.weight" in names, blocks))

@@ -96,10 +96,6 @@ def link_layer(pci_class: str, ports: Sequence[Port]) -> LinkLayer | None:
     """The link layer of an adapter by its ports, else by its PCI class; None if neither is conclusive.
 
     Only a port of a subnet has a LID, and an InfiniBand port without one is not active.
-
-    Args:
-        pci_class: class and subclass, four hexadecimal digits.
-        ports: those whose LID the format tells.
     """
     if any(port.lid for port in ports) or pci_class == "0207":
         return "InfiniBand"

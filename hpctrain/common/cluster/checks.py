@@ -14,7 +14,6 @@ class Check:
 
     Attributes:
         found: also why the check is not applicable.
-        remedy: the command, or the setting.
         where: the hosts or ranks it is about; empty for all, or for the only one.
     """
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from hpctrain.common.cluster.interfaces import kernel_text
 from hpctrain.common.cluster.node_map import NumaNode
-from hpctrain.common.cluster.rdma import kernel_text
 from hpctrain.common.errors import HpctrainError
 
 # More than any machine has; a wrong file must not fill the memory.
@@ -18,11 +18,7 @@ _SYSTEM = "sys/devices/system"
 
 
 def cores_of_list(text: str, where: str) -> tuple[int, ...]:
-    """The CPUs of a list such as ``0-31,64-95``, ascending.
-
-    Raises:
-        HpctrainError: not such a list.
-    """
+    """The CPUs of a list such as ``0-31,64-95``, ascending."""
     cpus: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
@@ -38,9 +34,6 @@ def cores_of_mask(text: str, where: str) -> tuple[int, ...]:
 
     An empty word is zero, and a mask without commas may be of any length. ``0xf...f``, hwloc's endless run of ones, is
     refused.
-
-    Raises:
-        HpctrainError: not such a mask.
     """
     words = text.strip().split(",")
     digits = 8 if len(words) > 1 else MOST_CPUS // 4
@@ -67,9 +60,6 @@ def cores_of_nodes(nodes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...] | N
     of equal length (0-31,64-95), and a node with one run has one thread a core, or the threads of a core side by side.
     Of other nodes (0-3,8-10, or every second CPU) nobody can tell which CPUs share a core, nor of nodes that list the
     same CPU, as files of some clouds do: None.
-
-    Args:
-        nodes: the CPUs of each NUMA node, ascending.
     """
     runs = [_runs(cpus) for cpus in nodes]
     nodes_of_cpu = Counter(cpu for cpus in nodes for cpu in set(cpus))

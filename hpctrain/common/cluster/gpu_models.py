@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.checked_yaml import Section, load_checked
@@ -75,13 +75,6 @@ class _Gpus(Section):
     gpus: dict[str, GpuModel]
     buses: dict[str, Bus]
 
-    @model_validator(mode="after")
-    def _buses_are_known(self) -> Self:
-        unknown = {each.bus for each in self.gpus.values()} - set(self.buses)
-        if unknown:
-            raise ValueError(f"no entry in buses: {', '.join(sorted(unknown))}")
-        return self
-
 
 @cache
 def _file() -> _Gpus:
@@ -100,11 +93,7 @@ def buses() -> dict[str, Bus]:
 
 
 def gpu(name: str) -> GpuModel:
-    """The data sheet of one GPU.
-
-    Raises:
-        HpctrainError: there is none of this name.
-    """
+    """The data sheet of one GPU."""
     found = gpus().get(name)
     if found is None:
         raise HpctrainError(

@@ -102,10 +102,6 @@ def own_gpu(local_rank: int, visible: str | None, present: int) -> str | None:
     """``CUDA_VISIBLE_DEVICES`` of a rank that shares GPUs: one of those that it sees; None where it sees none.
 
     Where a batch system shows each rank a GPU of its own, that one stays.
-
-    Args:
-        visible: the variable as it is; None if it is not set.
-        present: the GPUs of the host.
     """
     devices = visible_devices(visible, present) if present else []
     return devices[local_rank % len(devices)] if devices else None
@@ -134,28 +130,23 @@ def require_shareable(hosts: Iterable[tuple[str, int, int]]) -> None:
 
     Args:
         hosts: the name of each, with its ranks and the GPUs that these see.
-
-    Raises:
-        HpctrainError: one of these.
     """
     (host, ranks, gpus), *others = dict.fromkeys(hosts)
-    problem, hint = "", ""
     if elsewhere := [name for name, _, _ in others if name != host]:
         problem = f"it connects the ranks of one host through the loopback interface, and {elsewhere[0]} has ranks too"
-        hint = "name one host, or leave --share-gpus out"
     elif gpus == 0:
         problem = "it has no GPU that is visible"
-        hint = "leave --share-gpus out, and train on the CPU: --backend mpi or gloo"
     elif gpus >= ranks:
         problem = f"it has {gpus} GPUs for {ranks} ranks, which is one for each"
-        hint = (
-            "leave --share-gpus out, or give --no-share-gpus to resume a run that had it; CUDA_VISIBLE_DEVICES=0 "
-            "leaves the run one GPU to share"
-        )
-    if problem:
-        raise HpctrainError(
-            "HT-gpus-not-shareable", "--share-gpus on {host}: {problem}", hint, host=host, problem=problem
-        )
+    else:
+        return
+    raise HpctrainError(
+        "HT-gpus-not-shareable",
+        "--share-gpus on {host}: {problem}",
+        "leave --share-gpus out, or give --no-share-gpus to resume a run that had it",
+        host=host,
+        problem=problem,
+    )
 
 
 def fitting_backend(
@@ -166,7 +157,6 @@ def fitting_backend(
     Args:
         framework: ``torch`` or ``keras``; None where it is not known, which Horovod alone serves either way on GPUs.
         gpus: how many the host has that has fewest for its ranks.
-        shared: ranks may share them.
     """
     if gpus < local_ranks and not (shared and gpus):
         have = f"{gpus} GPU{'s' * (gpus > 1)} for {local_ranks} ranks" if gpus else "no GPU"

@@ -40,9 +40,6 @@ def expand_hosts(text: str, where: str) -> tuple[str, ...]:
     Args:
         text: names with commas between them; ``[1-3,5]`` in a name stands for numbers, zeros in front kept.
         where: what to call the place of the list in a message: file and line, or an option.
-
-    Raises:
-        HpctrainError: it is empty, not such a list, or longer than :data:`MOST_HOSTS`.
     """
     if ":" in text:
         raise _not_a_list(text, where, "no slots belong here", "names alone, for example gpu1,gpu2")

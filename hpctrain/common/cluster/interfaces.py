@@ -1,17 +1,76 @@
-"""The network interfaces of this host, as its kernel shows them."""
+"""The RDMA adapters and network interfaces of this host, as its kernel shows them."""
 
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-import psutil
+ADAPTERS = Path("/sys/class/infiniband")
 
-from hpctrain.common.cluster.rdma import kernel_text
+
+@dataclass(frozen=True, kw_only=True)
+class RdmaPort:
+    """A port of an adapter."""
+
+    path: Path
+    link_layer: str
+    state: str
+
+    @property
+    def adapter(self) -> Path:
+        """The folder of its adapter, which has the adapter's name."""
+        return self.path.parents[1]
+
+    @property
+    def number(self) -> int:
+        return int(self.path.name)
+
+    @cached_property
+    def rate(self) -> float:
+        """Gbit/s; NaN where the kernel does not report it."""
+        # 400 Gb/sec (4X NDR)
+        rate = re.match(r"[\d.]+", kernel_text(self.path / "rate"))
+        return float(rate[0]) if rate else math.nan
+
+    def __str__(self) -> str:
+        return f"{self.adapter.name}:{self.number}"
+
+    @property
+    def active(self) -> bool:
+        """Whether it is up."""
+        return self.state == "ACTIVE"
+
+
+def ports_of(adapter: Path) -> list[RdmaPort]:
+    """The ports of an adapter's folder, by number."""
+    return [
+        # "4: ACTIVE"
+        RdmaPort(
+            path=path, link_layer=kernel_text(path / "link_layer"), state=kernel_text(path / "state").rpartition(" ")[2]
+        )
+        for path in sorted(adapter.glob("ports/*"), key=lambda path: int(path.name))
+    ]
+
+
+def all_ports(adapters: Path = ADAPTERS) -> Iterator[RdmaPort]:
+    """The ports of all adapters in a folder, adapter by adapter."""
+    for adapter in sorted(adapters.glob("*")):
+        yield from ports_of(adapter)
+
+
+def kernel_text(path: Path) -> str:
+    """The content of a kernel file; empty if it is missing or cannot be read, as the GIDs of a port that is down."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
 
 _LOOPBACK = "772"  # ARPHRD_LOOPBACK of the kernel's if_arp.h
 _UP = 0x1  # IFF_UP of the kernel's if.h
@@ -42,6 +101,9 @@ def read_interfaces(root: Path = Path("/")) -> Iterator[Interface]:
     Args:
         root: the directory that holds ``sys``, which tests replace.
     """
+    # Imported here, because ranks that look at adapters alone need no psutil.
+    import psutil
+
     known = psutil.net_if_addrs() if root == Path("/") else {}
     for entry in sorted((root / "sys/class/net").glob("*")):
         flags = kernel_text(entry / "flags")

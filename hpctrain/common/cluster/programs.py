@@ -24,7 +24,6 @@ def run_program(
     """Run a program to its end; the caller judges its exit status.
 
     Args:
-        seconds: how long it may take.
         environment: its own; this process's by default. What a user set for Slurm's programs is left out.
 
     Raises:

@@ -88,13 +88,7 @@ def load_checked(text: str, path: Path, model: type[M], kind: str, hint: str) ->
     """Load a file into its model.
 
     Args:
-        path: where it lies, for messages.
         kind: what such a file is called, without its article.
-        hint: how to see a right one.
-
-    Raises:
-        HpctrainError: it is not valid YAML, or the model refuses something in it; names the faults with file, line
-            and key.
     """
     document = read_document(text, path, kind)
     return validate(document.values, model, document.where, kind, hint)
@@ -139,20 +133,16 @@ class _ManifestDumper(_Dumper):
     """Quotes what Kubernetes' reader takes for something else too, and writes texts of several lines as such."""
 
 
-# A copy, which what is added below does not change for files of YAML 1.2.
-_ManifestDumper.yaml_implicit_resolvers = {
-    first: list(found) for first, found in _Dumper.yaml_implicit_resolvers.items()
-}
+# Source: resolve.go of go-yaml 2, which sigs.k8s.io/yaml reads with.
+_NO_TEXT_OF_GO = re.compile(r"[yYnN]|[-+]?0o[0-7_]+")
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    style = "'" if _NO_TEXT_OF_GO.fullmatch(text) else "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _ManifestDumper.add_representer(str, _represent_text)
-# Source: resolve.go of go-yaml 2, which sigs.k8s.io/yaml reads with.
-_ManifestDumper.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"[yYnN]\Z"), list("yYnN"))
-_ManifestDumper.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?0o[0-7_]+\Z"), list("-+0"))
 
 
 def dump_all(documents: Sequence[Mapping[str, Any]]) -> str:
@@ -162,26 +152,17 @@ def dump_all(documents: Sequence[Mapping[str, Any]]) -> str:
 
 
 def parse_value(text: str, where: str) -> Any:
-    """The value of one line of YAML.
-
-    Raises:
-        HpctrainError: it is not valid; begins with ``where``.
-    """
-    root = _parse(text, where, "the value is ")
-    return None if root is None else _value(root, where, "the value is ")
+    """The value of one line of YAML."""
+    root = _parse(text, where)
+    return None if root is None else _value(root, where)
 
 
 def validate(values: Any, model: type[M], where: Callable[[Location], str], kind: str, hint: str) -> M:
     """Validate plain values with a model.
 
     Args:
-        values: as YAML or JSON have them.
         where: to look for the value at a location.
         kind: what the whole is called, without its article.
-        hint: how to see a right one.
-
-    Raises:
-        HpctrainError: with the faults that the model found.
     """
     try:
         # Validated as JSON, because only then does pydantic's strict mode accept a list for a tuple.
@@ -199,18 +180,18 @@ def subsection(section: type[BaseModel], key: str) -> type[BaseModel] | None:
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
-def _parse(text: str, place: object, one_value: str = "") -> yaml.Node | None:
-    with _valid_yaml(place, one_value):
+def _parse(text: str, place: object) -> yaml.Node | None:
+    with _valid_yaml(place):
         return _Reader(text).get_single_node()
 
 
-def _value(root: yaml.Node, place: object, one_value: str = "") -> Any:
-    with _valid_yaml(place, one_value):
+def _value(root: yaml.Node, place: object) -> Any:
+    with _valid_yaml(place):
         return _Reader("").construct_document(root)
 
 
 @contextlib.contextmanager
-def _valid_yaml(place: object, one_value: str) -> Iterator[None]:
+def _valid_yaml(place: object) -> Iterator[None]:
     """Make an error that names the place of what PyYAML refuses, and of what is nested too deep for Python's stack."""
     try:
         yield
@@ -219,9 +200,8 @@ def _valid_yaml(place: object, one_value: str) -> Iterator[None]:
         problem = "nested too deep" if isinstance(error, RecursionError) else getattr(error, "problem", error)
         raise HpctrainError(
             "HT-file-not-yaml",
-            "{where}: {one_value}not valid YAML: {problem}",
-            where=f"{place}:{mark.line + 1}" if mark and not one_value else place,
-            one_value=one_value,
+            "{where}: not valid YAML: {problem}",
+            where=f"{place}:{mark.line + 1}" if mark else place,
             problem=str(problem),
         ) from error
 

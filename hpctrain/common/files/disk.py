@@ -75,12 +75,7 @@ def matching(folder: Path, pattern: str) -> list[Path]:
 
 
 def require_empty(folder: Path, but: Collection[str] = ()) -> None:
-    """Refuse a folder that has files, apart from hidden ones and those whose names are in ``but``.
-
-    Raises:
-        HpctrainError: it has some.
-        OSError: it cannot be listed.
-    """
+    """Refuse a folder that has files, apart from hidden ones and those whose names are in ``but``."""
     others = sorted(path.name for path in folder.iterdir() if not path.name.startswith(".") and path.name not in but)
     if others:
         raise HpctrainError(
@@ -95,11 +90,7 @@ def require_empty(folder: Path, but: Collection[str] = ()) -> None:
 def temporary_folder(
     prefix: str, within: Path | None, elsewhere: str = ANOTHER_RUN
 ) -> tempfile.TemporaryDirectory[str]:
-    """A new folder that is removed after its use, in the system's place for such where ``within`` is None.
-
-    Raises:
-        HpctrainError: it cannot be made; ``elsewhere`` says how to have it at another place.
-    """
+    """A new folder that is removed after its use, in the system's place for such where ``within`` is None."""
     try:
         within = within and within.absolute()
         return tempfile.TemporaryDirectory(prefix=prefix, dir=within)
@@ -116,11 +107,7 @@ def nearest_existing(folder: Path) -> Path:
 
 
 def synchronise_folder(folder: Path) -> None:
-    """Make the names in a folder survive a crash of the machine.
-
-    Raises:
-        OSError: the disk refuses.
-    """
+    """Make the names in a folder survive a crash of the machine."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

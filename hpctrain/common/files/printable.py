@@ -1,15 +1,12 @@
 """Text of others, which can hold what moves a terminal's cursor or changes it, or what is not UTF-8.
 
-Python reads the name of a file that is not UTF-8 with a lone surrogate for each byte that it cannot decode
-(:func:`os.fsdecode`), and error messages quote such names. UTF-8 has no form for a lone surrogate, and strict readers
-of JSON refuse its escape. :func:`encodable` and :func:`json_text` replace it by its Python escape as plain text:
-``\\udcff``.
+Python reads the name of a file that is not UTF-8 with a lone surrogate for each byte that it cannot decode. UTF-8 has
+no form for one, so that :func:`encodable` and :func:`json_text` replace it by its Python escape: ``\\udcff``.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 from collections.abc import Iterable
@@ -48,20 +45,10 @@ def dotted(key: Iterable[object]) -> str:
 def shell_word(path: object) -> str:
     """A file's name as a word of a printed command, which has to run wherever it is copied to.
 
-    A name that begins with a hyphen is no option behind ``./``. One with control characters, or that is not UTF-8, is
-    written as ``$'…'``, which bash, zsh and POSIX since 2024 read: as it is, it could not be copied from a screen.
+    A name that begins with a hyphen is no option behind ``./``.
     """
     text = str(path)
-    if text.startswith("-"):
-        text = f"./{text}"
-    if text.isprintable():
-        return shlex.quote(text)
-    return f"$'{''.join(map(_escaped, os.fsencode(text)))}'"
-
-
-def _escaped(byte: int) -> str:
-    # The three digits end the number, whatever follows.
-    return chr(byte) if 0x20 <= byte < 0x7F and chr(byte) not in "'\\" else f"\\{byte:03o}"
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def encodable(text: str) -> str:

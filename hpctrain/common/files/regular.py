@@ -1,17 +1,14 @@
 """Opens files that others may have written, or put something else in place of: regular files only, within a bound; and
 makes files and folders that only their owner can read, whatever the umask.
 
-A pipe or a device in place of a file would be waited for without end. What a shell hands over as a file, as for
-``--fabric <(scontrol show topology)``, is read all the same.
+A pipe or a device in place of a file would be waited for without end.
 """
 
 from __future__ import annotations
 
-import codecs
 import errno
 import hashlib
 import os
-import re
 import stat
 from io import BufferedReader
 from pathlib import Path
@@ -19,7 +16,6 @@ from pathlib import Path
 from hpctrain.common.errors import HpctrainError
 
 _LAST_BYTES = 1 << 16
-_FROM_SHELL = re.compile(r"/dev/stdin|/dev/fd/\d+|/proc/self/fd/\d+")
 
 
 def open_regular(path: Path, *, links: bool = True) -> BufferedReader:
@@ -32,8 +28,6 @@ def open_regular(path: Path, *, links: bool = True) -> BufferedReader:
     Raises:
         OSError: it cannot be opened, or is something else; ``strerror`` says what.
     """
-    if links and _FROM_SHELL.fullmatch(str(path)):
-        return path.open("rb")
     return os.fdopen(open_descriptor(path, os.O_RDONLY, links=links), "rb")
 
 
@@ -64,7 +58,7 @@ def read_regular(path: Path, limit: int, *, links: bool = True) -> bytes:
         OSError: see :func:`open_regular`; or the file is longer.
     """
     with open_regular(path, links=links) as file:
-        # Nothing is read of a file whose size says it already; one that grows, and a pipe of the shell, have none.
+        # Nothing is read of a file whose size says it already; one that grows has none.
         too_long = os.fstat(file.fileno()).st_size > limit
         content = b"" if too_long else file.read(limit + 1)
     if too_long or len(content) > limit:
@@ -84,22 +78,14 @@ def last_lines(path: Path, count: int, *, begin: int = 0) -> tuple[str, ...]:
 
 
 def read_text(path: Path, kind: str, hint: str, *, limit: int, errors: str = "strict") -> str:
-    """The text of a file that the user names, in UTF-8, or in UTF-16 with its byte order mark.
+    """The text of a file that the user names, in UTF-8.
 
     Args:
         kind: what such a file is called, without its article.
-        hint: how to name or make a right one.
-        limit: bytes that it may have.
         errors: how undecodable bytes are treated, see :meth:`bytes.decode`.
-
-    Raises:
-        HpctrainError: it cannot be read, is no regular file, is longer, or is not text.
     """
     try:
-        content = read_regular(path, limit)
-        # Windows' shells write UTF-16.
-        utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        return content.decode("utf-16" if utf16 else "utf-8-sig", errors)
+        return read_regular(path, limit).decode("utf-8-sig", errors)
     except OSError as error:
         raise HpctrainError(
             "HT-file-unreadable",

@@ -1,30 +1,4 @@
-"""The files of one run, by name.
-
-::
-
-    RUN_DIR/plan.json            everything that decided the run's numbers
-    RUN_DIR/events.jsonl         what happened, in all attempts
-    RUN_DIR/summary.json         how the last attempt ended
-    RUN_DIR/checkpoints/         step-N/ each, of which the newest is resumed from
-    RUN_DIR/stop                 while it is there, the ranks are asked to write a checkpoint and leave. The launcher
-                                 makes the file at a signal, and removes it when it begins an attempt; `hpctrain
-                                 cancel` makes it for a job
-    RUN_DIR/logs/rank-N.log      what rank N printed, in all attempts
-    RUN_DIR/logs/flight-recorder-rank-N
-                                 what PyTorch writes of rank N's last collectives where one hangs, for torchfrtrace
-    RUN_DIR/logs/flight-recorder-attempt-A/
-                                 the same of earlier attempts, the newest three that have any
-    RUN_DIR/mlflow-run           the identity of the MLflow run that a script has begun; wandb-run that of W&B
-    RUN_DIR/ranks/rank-N.json    rank N's host, process and, once it ended, its exit status and error
-    RUN_DIR/job.sh               what was submitted to Slurm, with submission.json and logs/job-ID.log; job.json says
-                                 what it does beside the training
-    RUN_DIR/code/                a copy of a submitted script's code, which its jobs run; code.diff says how the code
-                                 differed from the commit that plan.json names
-    RUN_DIR/tensorboard/         curves for TensorBoard
-    RUN_DIR/wandb/               curves for Weights & Biases, which `wandb sync` uploads
-    RUN_DIR/verify.json          what `hpctrain verify` found, if the run is one of it, with steps/rank-N/ of each rank
-    RUN_DIR/report.html          the report
-"""
+"""The files of one run, by name; ``docs/first-run.md`` says what each holds."""
 
 from __future__ import annotations
 
@@ -52,8 +26,6 @@ Model = TypeVar("Model", bound=BaseModel)
 
 # The limit for a plan, a record or a summary: the plan of ten thousand ranks has about one megabyte.
 _MOST_BYTES = 2**24
-# Of how many attempts before this one the flight recorder's dumps are kept: one has up to megabytes a rank.
-_MOST_DUMPS = 3
 # How many faults a message lists.
 _MOST_FAULTS = 20
 _CODES = {
@@ -100,6 +72,8 @@ class RunDirectory:
     events: ClassVar = _Within("events.jsonl")
     summary: ClassVar = _Within("summary.json")
     checkpoints: ClassVar = _Within("checkpoints")
+    # While it is there, the ranks are asked to write a checkpoint and leave. The launcher makes it at a signal, and
+    # removes it when it begins an attempt; `hpctrain cancel` makes it for a job.
     stop: ClassVar = _Within("stop")
     script: ClassVar = _Within("job.sh")
     submission: ClassVar = _Within("submission.json")
@@ -110,6 +84,7 @@ class RunDirectory:
     logs: ClassVar = _Within("logs")
     # The beginning of the names of PyTorch's files, which end in the rank.
     flight_recorder: ClassVar = _Within("logs/flight-recorder-rank-")
+    # The identity of the MLflow run that a script has begun.
     mlflow_run: ClassVar = _Within("mlflow-run")
     ranks: ClassVar = _Within("ranks")
     code: ClassVar = _Within("code")
@@ -122,11 +97,7 @@ class RunDirectory:
         return self.ranks / f"rank-{rank}.json"
 
     def create(self, plan: BaseModel) -> None:
-        """Make the directory, readable by its owner only, with its folders and its plan.
-
-        Raises:
-            HpctrainError: it already holds a run, or cannot be made.
-        """
+        """Make the directory, readable by its owner only, with its folders and its plan."""
         text = plan_text(plan)
         try:
             make_folder(self.path)
@@ -154,39 +125,28 @@ class RunDirectory:
         except OSError as error:
             raise disk_error(error, self.path) from error
 
-    def begin_attempt(self, plan: BaseModel, number: int) -> None:
-        """Replace the plan by ``plan``, and remove the files about how the last attempt ended.
-
-        Args:
-            number: the attempt's, from 2; the dumps of the one before it are kept.
-
-        Raises:
-            HpctrainError: it cannot be written.
-        """
+    def begin_attempt(self, plan: BaseModel) -> None:
+        """Replace the plan by ``plan``, and remove the files about how the last attempt ended."""
         write_whole(self.plan, plan_text(plan), private=True)
         try:
             for stale in (self.stop, self.summary, *self.ranks.glob("rank-*.json")):
                 stale.unlink(missing_ok=True)
-            self._keep_dumps(number - 1)
+            self._keep_dumps()
             # Left by processes that were killed while they wrote; nothing else writes between two attempts.
             remove_leftovers(self.path)
             remove_leftovers(self.ranks)
         except OSError as error:
             raise disk_error(error, self.path) from error
 
-    def _keep_dumps(self, attempt: int) -> None:
+    def _keep_dumps(self) -> None:
         """Move the flight recorder's dumps out of the next attempt's way: nobody may have looked at them yet."""
-        prefix, name = self.flight_recorder, "flight-recorder-attempt-"
-        dumps = [*self.logs.glob(f"{prefix.name}*")]
-        if not dumps:
-            return
-        folder = self.logs / f"{name}{attempt}"
-        make_folder(folder)
-        for dump in dumps:
-            dump.replace(folder / dump.name)
-        kept = sorted(self.logs.glob(f"{name}*"), key=lambda path: path.stat().st_mtime_ns)
-        for old in kept[:-_MOST_DUMPS]:
-            shutil.rmtree(old, ignore_errors=True)
+        dumps = [*self.logs.glob(f"{self.flight_recorder.name}*")]
+        if dumps:
+            folder = self.logs / "flight-recorder-before"
+            shutil.rmtree(folder, ignore_errors=True)
+            make_folder(folder)
+            for dump in dumps:
+                dump.replace(folder / dump.name)
 
 
 def plan_sha256(plan: BaseModel) -> str:
@@ -195,11 +155,7 @@ def plan_sha256(plan: BaseModel) -> str:
 
 
 def plan_text(plan: BaseModel) -> bytes:
-    """The content of ``plan.json``.
-
-    Raises:
-        HpctrainError: it holds text that is not UTF-8.
-    """
+    """The content of ``plan.json``."""
     try:
         return f"{plan.model_dump_json(indent=2)}\n".encode()
     except PydanticSerializationError as error:
@@ -218,11 +174,7 @@ def default_directory(title: str) -> Path:
 
 
 def new_directory(path: Path) -> RunDirectory:
-    """Make a directory of that name, with a number appended if it already exists.
-
-    Raises:
-        HpctrainError: it cannot be made.
-    """
+    """Make a directory of that name, with a number appended if it already exists."""
     number, free = 1, path
     while True:
         try:
@@ -260,9 +212,6 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_model(path: Path, model: type[Model], *, links: bool = False) -> Model:
     """Read a JSON file and check it.
-
-    Args:
-        links: also through a symbolic link.
 
     Raises:
         HpctrainError: it is not there, not JSON, or not what ``model`` describes; names the file and the key.

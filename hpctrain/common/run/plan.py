@@ -110,16 +110,7 @@ class HostOrder(FrozenModel):
 
 
 class HostOptions(FrozenModel):
-    """The options about hosts; None for those that were not given.
-
-    Attributes:
-        hosts: a list in bracket form, each part with ``:SLOTS`` after it or none.
-        hostfile: a file that lists them.
-        nodes: how many hosts of the allocation or the fabric.
-        routes: the file of the fabric's forwarding tables.
-        node: a file with a host's node map, or ``live`` for this machine's own; every host is taken to be like it.
-        interface: the network interface for connections without InfiniBand.
-    """
+    """The options about hosts; None for those that were not given."""
 
     hosts: str | None = None
     hostfile: Path | None = None
@@ -134,10 +125,7 @@ class Start(FrozenModel):
     """How ranks are started.
 
     Attributes:
-        launcher: what starts the ranks, one of :data:`hpctrain.common.cluster.launcher.Launcher`.
         python: the interpreter of the ranks; None for that of this environment, or ``python3`` of the container.
-        container: what the ranks run in.
-        environment: what the user wants every rank to have.
         passed: variables that every rank gets from whoever starts it; secrets, whose values no plan holds.
         oversubscribe: whether the ranks, and processes that a script starts by MPI, may be more than the cores.
         share_gpus: whether the ranks share the GPUs of their host, which has fewer; speeds then mean nothing.

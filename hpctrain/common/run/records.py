@@ -54,8 +54,6 @@ class RankRecord(BaseModel):
 
     Attributes:
         status: ``lost`` is what the others write of a rank that died when they go on without it.
-        listens: the rank ends in good order when it is asked to stop.
-        joined: whether it has met all other ranks.
         trained: what a rank of a script has trained by itself, as it seems.
         log_begin: where in its log this attempt begins, in bytes: there is one log for all.
         peak_bytes: the most memory that the rank itself had, where it has recorded its end.
@@ -101,11 +99,7 @@ def processes_with(*words: str) -> list[int]:
 
 
 def hold(directory: RunDirectory) -> int:
-    """Open a run's directory, by which this process is known to belong to the run; returns the descriptor.
-
-    Raises:
-        HpctrainError: it cannot be opened.
-    """
+    """Open a run's directory, by which this process is known to belong to the run; returns the descriptor."""
     try:
         return os.open(directory.path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -174,7 +168,13 @@ def read_records(directory: RunDirectory, unread: list[HpctrainError] | None = N
         paths = matching(directory.ranks, "rank-*.json")
     for path in paths:
         with _collected(problems):
-            records.append(_read_record(directory, path))
+            record = read_model(path, RankRecord)
+            if directory.rank(record.rank) != path:
+                problem = f"it is {record.rank}, whose file is another"
+                raise HpctrainError(
+                    "HT-file-value", "{where}: {key}: {problem}", where=path, key="rank", problem=problem
+                )
+            records.append(record)
     return {record.rank: record for record in sorted(records, key=lambda record: record.rank)}
 
 
@@ -184,14 +184,6 @@ def _collected(problems: list[HpctrainError]) -> Iterator[None]:
         yield
     except HpctrainError as error:
         problems.append(error)
-
-
-def _read_record(directory: RunDirectory, path: Path) -> RankRecord:
-    record = read_model(path, RankRecord)
-    if directory.rank(record.rank) != path:
-        problem = f"it is {record.rank}, whose file is another"
-        raise HpctrainError("HT-file-value", "{where}: {key}: {problem}", where=path, key="rank", problem=problem)
-    return record
 
 
 def final_records(directory: RunDirectory) -> tuple[dict[int, RankRecord], list[str]]:
@@ -220,9 +212,5 @@ def is_own_record(directory: RunDirectory, rank: int) -> bool:
 
 
 def write_record(directory: RunDirectory, record: RankRecord) -> None:
-    """Write or replace a rank's record.
-
-    Raises:
-        HpctrainError: the disk is full.
-    """
+    """Write or replace a rank's record."""
     write_json(directory.rank(record.rank), record.model_dump(mode="json"))

@@ -37,13 +37,9 @@ class TrainingRequest:
             run asked for.
         framework: for a recipe; None for PyTorch where it is installed, else Keras.
         host_options, start, stop: of a resumed run, what was given replaces the plan's.
-        overrides: ``key=value`` each, for the recipe or script of the resumed run where ``work`` is None.
-        mesh: as ``--mesh`` has it, for the resumed run where ``work`` is None.
         tracking: where the resumed run's curves go; None for where they went, or ``work``'s go.
         accept_changes: resume with another recipe or script than the run was begun with, or with an edited plan.
-        run_dir: the run directory; None for a new one.
         submitted: a plan's file, with which a resumed run begins where its directory holds none.
-        dry_run: start nothing and write nothing.
         with_data: a recipe needs its data; False to place ranks alone.
     """
 
@@ -77,13 +73,7 @@ def unplaced_plan(request: TrainingRequest, frameworks: frozenset[Framework]) ->
     else the backend of :func:`hpctrain.common.cluster.gpus.fitting_backend`.
 
     Args:
-        request: with its work and ranks.
         frameworks: the installed ones. A container is assumed to have both, since it cannot be seen from outside.
-
-    Raises:
-        HpctrainError: fewer than one rank, a mesh that does not fit them, an unknown name, a framework that is not
-            installed, a backend that does not serve the framework, the mesh or the recipe, or see
-            :func:`hpctrain.common.recipes.requirements.require_recipe`.
     """
     work, ranks, backend = request.work, request.ranks, request.backend or "auto"
     assert work is not None and ranks is not None
@@ -117,19 +107,18 @@ def _framework(work: Recipe | Script, installed: frozenset[Framework], framework
             )
         return None
     chosen = framework or ("keras" if installed == {"keras"} else "torch")
-    for known in FRAMEWORKS:
-        if chosen == known:
-            if known not in installed:
-                raise HpctrainError(
-                    "HT-package-not-installed",
-                    "{framework} is not installed in this Python",
-                    f"pip install 'hpctrain[{known}]'",
-                    framework=known,
-                )
-            return known
-    raise HpctrainError(
-        "HT-choice-unknown", "unknown framework {framework!r}", nearest(chosen, FRAMEWORKS), framework=chosen
-    )
+    if chosen not in FRAMEWORKS:
+        raise HpctrainError(
+            "HT-choice-unknown", "unknown framework {framework!r}", nearest(chosen, FRAMEWORKS), framework=chosen
+        )
+    if chosen not in installed:
+        raise HpctrainError(
+            "HT-package-not-installed",
+            "{framework} is not installed in this Python",
+            f"pip install 'hpctrain[{chosen}]'",
+            framework=chosen,
+        )
+    return chosen
 
 
 def require_possible(plan: Plan, *, with_data: bool = True) -> None:

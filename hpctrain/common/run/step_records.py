@@ -40,11 +40,7 @@ def _signs() -> NDArray[np.float64]:
 
 
 def projection(flat: Any, numbers: Callable[[Any], NDArray[Any]]) -> tuple[float, NDArray[np.float64]]:
-    """The norm of a tensor of one dimension, and its elements or their projection.
-
-    Args:
-        numbers: makes a NumPy array of a part of it.
-    """
+    """The norm of a tensor of one dimension, and its elements or their projection."""
     count, total, square = flat.shape[0], np.zeros(SUMS), 0.0
     if count <= SUMS:
         values = numbers(flat).astype(np.float64)
@@ -66,7 +62,6 @@ class Kept:
     Attributes:
         kind: ``gradient``, what the optimizer got; ``parameter``, after the step; ``own``, the gradient of this rank
             before any reduction.
-        values: its elements, or their projection.
     """
 
     kind: str
@@ -93,7 +88,6 @@ class StepRecord:
 
     Attributes:
         samples: a number for each sample that a model got as input since the step before, from its elements.
-        kept: gradients and parameters, in the optimizer's order.
     """
 
     samples: NDArray[np.float64]
@@ -110,7 +104,6 @@ class RankFacts:
         low: the floating type with the fewest bits in which the models compute.
         batches: whether a model got batches that ``ht.shard`` divides.
         divided: whether the ranks divide a model, its tensors or its stages.
-        complete: whether all steps that were asked for were made.
     """
 
     framework: str = ""
@@ -134,11 +127,7 @@ class StepFiles:
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def add(self, step: StepRecord) -> None:
-        """Write a step.
-
-        Raises:
-            HpctrainError: there is no room for it.
-        """
+        """Write a step."""
         head = {
             "samples": len(step.samples),
             "kept": [[tensor.kind, tensor.name, list(tensor.shape), tensor.dtype, tensor.norm] for tensor in step.kept],
@@ -149,19 +138,11 @@ class StepFiles:
         self._count += 1
 
     def write(self, facts: RankFacts) -> None:
-        """Write what is known of the rank, over what was.
-
-        Raises:
-            HpctrainError: there is no room for it.
-        """
+        """Write what is known of the rank, over what was."""
         write_whole(self._folder / "facts.json", json.dumps(asdict(facts)).encode(), private=True)
 
     def read(self) -> tuple[RankFacts, list[StepRecord]]:
-        """What this rank wrote, as far as it got.
-
-        Raises:
-            HpctrainError: a file holds something else.
-        """
+        """What this rank wrote, as far as it got."""
         try:
             facts = RankFacts(**json.loads(read_regular(self._folder / "facts.json", _MOST_FACTS, links=False)))
             steps = [_read(path) for path in sorted(self._folder.glob("step-*"))]

@@ -122,9 +122,6 @@ def ask(file: Path, reason: str, *, replace: bool = False) -> bool:
 
     Args:
         replace: an earlier request's reason too; otherwise that one stays.
-
-    Raises:
-        HpctrainError: it cannot be written.
     """
     # Ranks, which listen first thing, need none of what these import.
     from hpctrain.common.files.disk import disk_error
@@ -152,10 +149,6 @@ def is_cancelled(file: Path) -> bool:
 
 
 def reason_in(file: Path) -> str:
-    """The text of such a file.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The text of such a file."""
     with open_regular(file, links=False) as opened:
         return opened.read(_MOST_BYTES).decode(errors="replace").strip()

@@ -32,8 +32,6 @@ Count = Annotated[int, Strict(), Ge(0), Lt(LIMIT)]
 Seconds = Annotated[float, Strict(), Ge(0), Lt(1e11), AllowInfNan(False)]
 """No clock shows more."""
 
-Finite = Annotated[float, Strict(), AllowInfNan(False)]
-
 Rate = Annotated[float, Strict(), Gt(0), AllowInfNan(False)]
 """A quantity per second."""
 

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from hpctrain.common.files.locks import locked
-from hpctrain.common.files.whole import require_room, write_whole
+from hpctrain.common.files.whole import locked, require_room, write_whole
 from hpctrain.common.shards.image_sources import find_source
 from hpctrain.common.shards.listing import ImageFile, list_part, require_distinct
 from hpctrain.common.shards.manifest import (

@@ -10,10 +10,9 @@ from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error, reading, require_empty
-from hpctrain.common.files.locks import locked
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.regular import open_regular, read_regular
-from hpctrain.common.files.whole import put_in_place, remove_leftovers, require_room, temporary, write_whole
+from hpctrain.common.files.whole import locked, put_in_place, remove_leftovers, require_room, temporary, write_whole
 from hpctrain.common.shards.image_shards import open_shards
 from hpctrain.common.shards.manifest import MANIFEST, MOST_MANIFEST_BYTES, damaged, read_manifest
 

@@ -11,8 +11,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpctrain.common.cluster.interfaces import read_interfaces
-from hpctrain.common.cluster.rdma import all_ports, kernel_text
+from hpctrain.common.cluster.interfaces import all_ports, kernel_text, read_interfaces
 from hpctrain.control.launchers.shortages import TEMPORARY_BYTES, fault, mpirun_folder
 from hpctrain.control.topology.live import this_node
 

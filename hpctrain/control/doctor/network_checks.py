@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from hpctrain.common.cluster.checks import Check, judge, skip
-from hpctrain.common.cluster.interfaces import Interface
-from hpctrain.common.cluster.rdma import RdmaPort
+from hpctrain.common.cluster.interfaces import Interface, RdmaPort
 from hpctrain.control.doctor.host_facts import Host
 
 # Transports of UCX that use the adapter.

@@ -18,8 +18,8 @@ from pathlib import Path
 from hpctrain.common.checkpoints.layout import damaged_checkpoints
 from hpctrain.common.cluster.launcher import in_pod
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.locks import lock
 from hpctrain.common.files.regular import private, sha256
+from hpctrain.common.files.whole import lock
 from hpctrain.common.run.directory import RunDirectory, plan_sha256, resume_command
 from hpctrain.common.run.events import Event, EventsFile, EventWriter, attempts
 from hpctrain.common.run.events.kinds import (
@@ -280,7 +280,7 @@ def run_events(directory: RunDirectory, *also: type[Event]) -> list[Event]:
         HpctrainError: the file is damaged; names the line.
     """
     kinds = (StartEvent, CheckpointEvent, StallEvent, FaultEvent, StoppedEvent, EndEvent, *also)
-    events = EventsFile(directory.events).few(*kinds)
+    events = (event for event in EventsFile(directory.events).outline if isinstance(event, kinds))
     return list(itertools.dropwhile(lambda event: not isinstance(event, StartEvent), events))
 
 
@@ -343,12 +343,12 @@ def require_own_plan(directory: RunDirectory, events: Sequence[Event], *, accept
     )
 
 
-def replace_plan(directory: RunDirectory, plan: Plan, number: int) -> None:
-    """Begin a further attempt, of that number, with a plan, and record its hash before the file is replaced."""
+def replace_plan(directory: RunDirectory, plan: Plan) -> None:
+    """Begin a further attempt with a plan, and record its hash before the file is replaced."""
     new = plan_sha256(plan)
     # A run that was only submitted has no events yet.
     if directory.events.exists() and new != sha256(directory.plan):
         with EventWriter(directory.events) as events:
             events.emit(PlanEvent(sha256=new))
             events.synchronise()
-    directory.begin_attempt(plan, number)
+    directory.begin_attempt(plan)

@@ -72,7 +72,7 @@ class Resumption:
         if self.changed:
             with EventWriter(directory.events) as events:
                 events.emit(ChangedEvent(differences=dict(self.changed)))
-        replace_plan(directory, self.plan, self.attempt.number)
+        replace_plan(directory, self.plan)
 
 
 def resumption(directory: RunDirectory, request: TrainingRequest) -> Resumption | None:

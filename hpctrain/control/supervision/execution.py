@@ -74,7 +74,7 @@ class Execution(LiveRun):
             with EventWriter(self.directory.events) as events:
                 events.emit(FaultEvent(**failure.cause))
             run = further
-            replace_plan(self.directory, run.plan, run.attempt.number)
+            replace_plan(self.directory, run.plan)
             if script_sha256(run.plan) != script:
                 self.audience.notice(f"warning: {run.plan.title} is not what it was in the last attempt")
         if failure:

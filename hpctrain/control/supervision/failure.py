@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hpctrain.common.cluster.memory_group import GroupMemory
+from hpctrain.common.cluster.machine import GroupMemory
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.regular import last_lines
@@ -211,12 +211,10 @@ def _stop_reason(directory: RunDirectory, records: Mapping[int, RankRecord]) -> 
     """Why the ranks stopped: because they were asked to, or for the reason that they recorded after losing others."""
     if all(record.status != "lost" for record in records.values()):
         return "stopped as asked"
-    reasons: list[str] = []
-    # The events before a damaged one are still of use.
     with contextlib.suppress(HpctrainError):
-        outline = EventsFile(directory.events).outline(StoppedEvent)
-        reasons += (event.reason for event in outline if isinstance(event, StoppedEvent))
-    return f"stopped: {reasons[-1]}" if reasons else "stopped as asked"
+        if stops := EventsFile(directory.events).few(StoppedEvent):
+            return f"stopped: {stops[-1].reason}"
+    return "stopped as asked"
 
 
 def _raised(directory: RunDirectory, first: RankRecord) -> Failure:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from hpctrain.common.cluster.memory_group import group_memory
+from hpctrain.common.cluster.machine import group_memory
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import StartEvent

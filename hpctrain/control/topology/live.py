@@ -10,8 +10,8 @@ from pathlib import Path
 from hpctrain.common.cluster.adapter_kinds import LinkLayer, layer_of
 from hpctrain.common.cluster.cores import numa_nodes
 from hpctrain.common.cluster.gpus import opened_nvml
+from hpctrain.common.cluster.interfaces import kernel_text, ports_of
 from hpctrain.common.cluster.node_map import Adapter, Gpu, NodeMap
-from hpctrain.common.cluster.rdma import kernel_text, ports_of
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.pcie import Bridges, node_map_of_tree
 

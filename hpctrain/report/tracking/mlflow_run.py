@@ -11,11 +11,10 @@ from urllib.parse import urlsplit
 
 from hpctrain.common.extras import require_server
 from hpctrain.common.run.directory import RunDirectory, read_model
-from hpctrain.common.run.events import Event, EventsFile, run_id
+from hpctrain.common.run.events import Event, read_events, run_id
 from hpctrain.common.run.events.kinds import EndEvent, StartEvent
 from hpctrain.common.run.plan import Plan
-from hpctrain.report.tracking.curves import Curves
-from hpctrain.report.tracking.parameters import facts, parameters, texts, title
+from hpctrain.report.tracking.curves import Curves, facts, parameters, texts, title
 
 # The most in one request (mlflow/utils/validation.py).
 _METRICS, _OTHERS = 1000, 100
@@ -28,9 +27,6 @@ class MlflowRun:
 
     A further attempt finds the server's run by a tag. Steps that were lost with a resume and done again are there
     twice, because MLflow deletes no metric.
-
-    Args:
-        say: prints the address at which the run can be seen.
     """
 
     def __init__(self, directory: RunDirectory, say: Callable[[str], None]) -> None:
@@ -73,7 +69,7 @@ class MlflowRun:
             self._run = known[0].info.run_id
         else:
             tags = {_TAG: identity, "hpctrain.run_dir": str(self._directory.path.absolute())}
-            began = _milliseconds(next(iter(EventsFile(self._directory.events))).time)
+            began = _milliseconds(next(read_events(self._directory.events)).time)
             name = title(self._plan, self._directory)
             run = self._client.create_run(experiment, start_time=began, tags=tags, run_name=name)
             self._run = run.info.run_id

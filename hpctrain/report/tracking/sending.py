@@ -102,7 +102,6 @@ class Trackers:
     """The trackers of a run that goes on, which get its events within a block.
 
     Args:
-        notice: prints a message for the user, from any thread.
         over: whether their end, which began at this time, has to be over.
     """
 

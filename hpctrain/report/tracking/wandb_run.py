@@ -12,8 +12,7 @@ from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events import Event, EventsFile, kept, run_id
 from hpctrain.common.run.events.kinds import EndEvent
 from hpctrain.common.run.plan import Plan
-from hpctrain.report.tracking.curves import Curves
-from hpctrain.report.tracking.parameters import facts, parameters, title
+from hpctrain.report.tracking.curves import Curves, facts, parameters, title
 
 _PROJECT = "hpctrain"
 _STEP = "iteration"
@@ -25,9 +24,6 @@ class WandbRun:
     """Implements :class:`hpctrain.report.tracking.sending.Tracking`.
 
     The run's files are written when it has ended, from all of its events that count: W&B takes nothing back.
-
-    Args:
-        say: prints the command that uploads the files.
     """
 
     def __init__(self, directory: RunDirectory, say: Callable[[str], None]) -> None:

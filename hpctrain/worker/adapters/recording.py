@@ -170,7 +170,7 @@ def begin(path: Path) -> None:
     """Record this process's script in the events of a run. Called on rank 0 before the script begins."""
     # The file may not exist yet: ranks that are started by hand may be the first to write it.
     events = EventsFile(path)
-    stops = [event.iteration for event in events.few(StoppedEvent) if isinstance(event, StoppedEvent)]
+    stops = [event.iteration for event in events.few(StoppedEvent)]
     run.recording = Recording(path, max(stops, default=0) if events.has_steps else None)
 
 

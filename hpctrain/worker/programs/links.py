@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpctrain.common.cluster.rdma import ADAPTERS, all_ports
+from hpctrain.common.cluster.interfaces import ADAPTERS, all_ports
 
 if TYPE_CHECKING:
     from mpi4py import MPI

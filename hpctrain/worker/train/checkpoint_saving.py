@@ -21,9 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from hpctrain.common.checkpoints import keep
-from hpctrain.common.checkpoints.find import Newest, newest_whole
-from hpctrain.common.checkpoints.keep import Policy
+from hpctrain.common.checkpoints.find import Newest, Policy, delete_leftovers, delete_unkept, newest_whole
 from hpctrain.common.checkpoints.layout import (
     checkpoint_path,
     hidden_path,
@@ -288,7 +286,7 @@ class Checkpoints:
         manifest = publish(fresh, progress, self._plan, abandoned, seconds=_SHARE_PART * self._limit)
         end = time.perf_counter()
         if manifest:
-            keep.apply(self._policy, self._folder, progress.iteration, scores)
+            delete_unkept(self._policy, self._folder, progress.iteration, scores)
         return end, manifest
 
     def _finish(self) -> None:
@@ -357,7 +355,7 @@ class Checkpoints:
     def _clean_up(self) -> None:
         """Have rank 0 delete leftovers while no rank writes, and agree on its token and scores."""
         if self._comm.rank == 0:
-            keep.clear(self._folder)
+            delete_leftovers(self._folder)
         # The token is in the names of unfinished shares, so that none of an earlier attempt is taken for one of this.
         self._token, self._scores = self._comm.broadcast_object((secrets.token_hex(4), self._scores))
 

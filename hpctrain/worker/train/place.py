@@ -13,9 +13,9 @@ from pathlib import Path
 
 from hpctrain.common.cluster.cores import allowed_cpus, cpus_of_node, numa_nodes, threads_of
 from hpctrain.common.cluster.gpus import own_gpu, usable_gpus
+from hpctrain.common.cluster.interfaces import ADAPTERS, all_ports
 from hpctrain.common.cluster.launch_files import host_variables, slot_variables
 from hpctrain.common.cluster.node_map import Slot, share
-from hpctrain.common.cluster.rdma import ADAPTERS, all_ports
 from hpctrain.common.run.plan import Plan
 
 _RESTRICTIONS = ("NCCL_IB_HCA", "UCX_NET_DEVICES")

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hpctrain.common.checkpoints.keep import Policy, scores
+from hpctrain.common.checkpoints.find import Policy, scores
 from hpctrain.common.cluster.gpus import usable_gpus
 from hpctrain.common.recipes.families import Framework
 from hpctrain.common.recipes.schema import Recipe
@@ -88,7 +88,7 @@ def _checkpoints(plan: Plan, directory: RunDirectory, comm: Communicator, events
     assert plan.recipe is not None
     asked = plan.recipe.checkpoints
     # All ranks use rank 0's scores and interval.
-    past = [*EventsFile(directory.events).outline()] if comm.rank == 0 else []
+    past = EventsFile(directory.events).outline if comm.rank == 0 else []
     mtbf = asked.mtbf_hours and 3600 * asked.mtbf_hours
     return Checkpoints(
         directory.checkpoints,

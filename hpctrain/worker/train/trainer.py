@@ -222,7 +222,6 @@ def run_event(recipe: Recipe, comm: Communicator, trainer: Trainer, iterations_p
         iterations_per_epoch=iterations_per_epoch,
         parameters=trainer.parameters,
         bucket_mb=trainer.bucket_mb,
-        decode=recipe.data.decode if recipe.data.name == "imagenet" else None,
     )
     if recipe.data.name != "text":
         return event

@@ -135,9 +135,9 @@ def write_run(path: Path, plan: Plan, events: list[Line] | None) -> RunDirectory
 def record_of(events: Iterable[Event]) -> Record:
     """The record of a run with these events."""
     folder = tempfile.TemporaryDirectory()
-    path = Path(folder.name) / "events.jsonl"
-    path.write_bytes(b"".join(map(line_of, events)))
-    record = Record(path)
+    directory = RunDirectory(Path(folder.name))
+    directory.events.write_bytes(b"".join(map(line_of, events)))
+    record = Record(directory)
     # Not before, because a record reads its file again.
     weakref.finalize(record, folder.cleanup)
     return record

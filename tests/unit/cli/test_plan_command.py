@@ -14,7 +14,7 @@ from support.golden import check_text
 from support.refusals import codes
 from support.topology.two_switches import NODE, TREE
 
-OPEN_MPI = MpiInstallation(flavour="open-mpi-5", version="5.0", mpirun=Path("/mpi/mpirun"), mpicxx=None)
+OPEN_MPI = MpiInstallation(flavour="open-mpi-5", version="5.0", mpirun=Path("/mpi/mpirun"))
 
 
 @pytest.fixture(autouse=True)

@@ -74,7 +74,7 @@ def test_rows_of_hosts_against_the_bound_of_their_links():
     text = text_of(allreduce_table([*rows.values()], cores=2))
     assert "…" not in text
     assert "8 ranks" in text and "4 hosts" in text
-    for shown in ("bound", "1229 ms", "0.017", "MPI_Allreduce"):
+    for shown in ("to bound", "0.017", "MPI_Allreduce"):
         assert shown in text
     assert "copy" not in text
 

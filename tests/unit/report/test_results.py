@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.report.results import MEDIAN, median_accuracy, reported_text, result_name, result_title
-from hpctrain.report.summary import summarise
+from hpctrain.report.summary import MEDIAN, median_accuracy, reported_text, result_name, result_title, summarise
 from support.golden import check_text
 from support.report.written_runs import Line, digits, recipe_plan, run_events, typed, write_run
 

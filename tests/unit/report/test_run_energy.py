@@ -16,8 +16,7 @@ from hpctrain.common.run.events import Event
 from hpctrain.common.run.events.kinds import EnergyEvent, StartEvent
 from hpctrain.common.run.value_types import HostEnergy
 from hpctrain.report.page import read_summary, render
-from hpctrain.report.run_energy import energy_of
-from hpctrain.report.summary import summarise
+from hpctrain.report.summary import energy_keys, summarise
 from support.golden import check_text
 from support.report.written_runs import EPOCHS, STEPS, Line, recipe_plan, record_of, run_events, write_run
 
@@ -115,16 +114,16 @@ def attempts_of_hosts(draw: st.DrawFn) -> tuple[list[Event], dict[str, float]]:
 @given(attempts_of_hosts())
 def test_sums_over_hosts_and_attempts(run: tuple[list[Event], dict[str, float]]) -> None:
     events, total = run
-    found = energy_of(record_of(events).events, recipe_plan())
-    if found is None:
-        assert not total
+    found = energy_keys(record_of(events).events, recipe_plan(), None)
+    if not total:
+        assert found["energy_kwh"] is None and found["energy_by_source"] is None
         return
-    assert found.joules == pytest.approx(total)
-    assert (found.total is None) == (not total)
-    assert found.total is None or found.total == pytest.approx(sum(total.values()))
+    drawn = {source: kwh for source, kwh in found["energy_by_source"].items() if kwh is not None}
+    assert drawn == pytest.approx({source: joules / 3.6e6 for source, joules in total.items()})
+    assert found["energy_kwh"] == pytest.approx(sum(total.values()) / 3.6e6)
     # A reading that comes again adds nothing.
-    again = energy_of([*events, events[-1]], recipe_plan())
-    assert again and again.joules == found.joules
+    again = energy_keys([*events, events[-1]], recipe_plan(), None)
+    assert again["energy_by_source"] == found["energy_by_source"]
 
 
 def test_slurms_accounting_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from hpctrain.cli.main import main
 from hpctrain.common.run.directory import RUNS, write_json
 from hpctrain.control.schedulers.run_jobs import last_run
-from hpctrain.report.runs import list_runs, runs_text
-from hpctrain.report.status import RunStatus
+from hpctrain.report.status import RunStatus, list_runs, runs_text
 from support.refusals import refused
 from support.report.written_runs import digits, recipe_plan, run_events, script_plan, write_run
 from support.schedulers.slurm_programs import install, prints, row, write_submission

@@ -14,7 +14,7 @@ from sklearn.model_selection import train_test_split
 from hpctrain.cli.main import main
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.report.recipe_schedule import at_world, momentum, schedule, training_samples
-from support.refusals import codes, refused
+from support.refusals import refused
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
@@ -73,10 +73,3 @@ def test_samples_are_those_of_data_parallel_ranks() -> None:
 def test_momentum_of_adam_is_its_first_beta() -> None:
     adam = load_recipe("digits", ["optimizer={name: adam, learning_rate: 0.1, betas: [0.8, 0.95]}"]).optimizer
     assert momentum(adam) == 0.8
-
-
-def test_ranks_that_leave_no_step(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipes", "show", "goyal2017", "--world", "100000"]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert codes(said.err) == ["HT-batch-too-large"] and "batch.size=3200000" in said.err

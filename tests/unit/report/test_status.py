@@ -65,7 +65,7 @@ def known(tmp_path: Path, events: list[Line], **changes: Any) -> RunStatus:
     values: dict[str, Any] = {
         "directory": directory,
         "plan": recipe_plan(),
-        "record": Record.read(directory),
+        "record": Record(directory),
         "jobs": [job()],
         "job_ids": ("12",),
         "summary": None,

@@ -77,7 +77,7 @@ def test_more_steps_than_the_run_began_with(tmp_path: Path) -> None:
     """Batches that shrank with the ranks make epochs longer."""
     for per_epoch, iterations in (((4, 6), 14), ((4, 6, 7), 17), ((4, 4), 12)):
         events = shrunk_events(per_epoch)
-        record = Record.read(write_run(tmp_path / str(per_epoch), recipe_plan(), events))
+        record = Record(write_run(tmp_path / str(per_epoch), recipe_plan(), events))
         assert (record.iteration, record.iterations) == (sum(per_epoch), iterations)
 
 

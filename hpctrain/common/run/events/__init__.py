@@ -1,13 +1,7 @@
 """Events: what happened in a run, one JSON object a line in ``events.jsonl``. Its only record.
 
-:mod:`hpctrain.common.run.events.kinds` has the kinds with their keys, units and values, as models. Whoever emits an
-event makes its model, and whoever reads one tells by the class what it is::
-
-    with EventWriter(path) as events:
-        events.emit(StoppedEvent(iteration=7, reason="SIGTERM"))
-    stops = [event for event in read_events(path) if isinstance(event, StoppedEvent)]
-
-A line has the keys ``time`` and ``event``, the kind, and those of the kind. A number that is not finite is null.
+:mod:`hpctrain.common.run.events.kinds` has the kinds with their keys, units and values, as models. A line has the keys
+``time`` and ``event``, the kind, and those of the kind. A number that is not finite is null.
 """
 
 from hpctrain.common.run.events.kinds import Event

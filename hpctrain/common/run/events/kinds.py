@@ -25,13 +25,8 @@ class BaseEvent(BaseModel):
     event: str = Field(description="the kind")
 
     def last_step_needed(self, done: int) -> int:
-        """The iteration that a checkpoint must have reached for this event to count after a resume.
-
-        Args:
-            done: the iteration of the last step recorded ahead of this event.
-
-        Returns:
-            0 for what stays true whatever is done again.
+        """The iteration that a checkpoint must have reached for this event to count after a resume, where the last
+        step recorded ahead of it is ``done``; 0 for what stays true whatever is done again.
         """
         return 0
 
@@ -116,12 +111,8 @@ class RunEvent(BaseEvent):
     iterations_per_epoch: Count | None = Field(description="steps, with the number of ranks at the beginning")
     parameters: Count | None = Field(description="how many; of a script, those of its first model")
     bucket_mb: Rate | None = Field(
-        default=None,
-        description="size at which a gradient bucket is closed, in MB (10^6 bytes): a setting, recorded even where "
-        "nothing is reduced (one rank, local SGD); of a script, that of its first model; null without buckets (Keras, "
-        "a mesh that divides the model)",
+        default=None, description="at which a gradient bucket is closed, in MB (10^6 bytes); null without buckets"
     )
-    decode: Text | None = Field(default=None, description="how photographs are decoded: data.decode; null without any")
     tokens: Count | None = Field(default=None, description="of a sample of text")
     flops: Count | None = Field(
         default=None,
@@ -130,8 +121,7 @@ class RunEvent(BaseEvent):
     )
     peak_flops: Rate | None = Field(
         default=None,
-        description="operations per second that the data sheet of a rank's GPU states for the precision; null for a "
-        "processor, and for a GPU that is not known",
+        description="operations per second that the data sheet of a rank's GPU states for the precision; else null",
     )
 
     def speeds(self, samples_per_s: float | None) -> dict[str, float]:
@@ -169,8 +159,7 @@ class StepEvent(_OfStep):
     data_seconds: Seconds | None = Field(default=None, description="of these, waiting for samples on the writing rank")
     communication_bytes: Count | None = Field(
         default=None,
-        description="that the writing rank passed to reductions, or exchanged with the parameter server; before "
-        "compression",
+        description="that the writing rank passed to reductions or parameter servers, before compression",
     )
     gathered_bytes: Count | None = Field(
         default=None, description="rows of whole batches that the writing rank gathered for a script's functions"

@@ -13,7 +13,7 @@ from functools import partial
 from io import BufferedReader
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_args, overload
+from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -83,10 +83,6 @@ def kind_of(line: bytes) -> bytes:
 def parse_event(line: bytes, where: str) -> Event:
     """Parse one line of an events file.
 
-    Args:
-        line: one line of the file, with or without its newline.
-        where: the file, and the line's number where it is known.
-
     Raises:
         HpctrainError: it is no event, lacks a key of its kind, or has a value that its kind cannot have; says which.
     """
@@ -118,6 +114,8 @@ def parse_event(line: bytes, where: str) -> Event:
 _NEWEST = 100
 Kind = TypeVar("Kind", bound=Event)
 Frequent = TypeVar("Frequent", StepEvent, LogEvent)
+# A line with its number, from 1.
+_Numbered = tuple[int, bytes]
 
 
 def read_events(path: Path) -> Iterator[Event]:
@@ -132,11 +130,7 @@ def read_events(path: Path) -> Iterator[Event]:
 
 
 def run_id(path: Path) -> str:
-    """Identifies a run everywhere and in all of its attempts, also when its directory was moved: from its first event.
-
-    Raises:
-        OSError: the run has no event.
-    """
+    """The identity of a run in all of its attempts, wherever its directory is: the hash of its first event."""
     with open_regular(path, links=False) as file:
         return hashlib.sha256(file.readline(LONGEST_LINE)).hexdigest()[:32]
 
@@ -155,30 +149,15 @@ def _whole_lines(file: BufferedReader) -> Iterator[bytes]:
         yield last
 
 
-class _Line(NamedTuple):
-    """A line that is neither a step nor a log, or the newest of those.
-
-    Attributes:
-        number: from 1.
-        kind: of its event; empty for what is none.
-        step: the last step of the attempt before it.
-    """
-
-    number: int
-    kind: bytes
-    text: bytes
-    step: _Line | None = None
-
-
 class EventsFile:
     """The events of a run as far as they are written when the object is made; a file that is not there has none.
 
-    Most lines of a long file are steps, or what a script logs. Of these only the newest are kept, and nothing is parsed
-    before it is asked for. Each loop over all events reads the file anew, so that one of them is in memory at a time.
+    Most lines of a long file are steps, or what a script logs. Of these only the newest are kept, and parsed when they
+    are asked for. Each loop over all events reads the file anew, so that one of them is in memory at a time.
 
     Attributes:
-        lines: the number of lines.
-        has_steps: whether any attempt has made a step.
+        outline: all events but steps and logs, with the last step of the attempt before each end of an epoch: what
+            :func:`kept` needs.
 
     Raises:
         HpctrainError: the file cannot be read or is damaged, see :func:`read_events`; from here and all methods.
@@ -187,54 +166,35 @@ class EventsFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.lines, self.has_steps = 0, False
-        self._few: list[_Line] = []
-        self._last: _Line | None = None
+        self.outline: list[Event] = []
+        self._last: _Numbered | None = None
         # Of the current attempt.
-        self._newest: dict[bytes, deque[_Line]] = {kind: deque(maxlen=_NEWEST) for kind in (b"step", b"log")}
+        self._newest: dict[bytes, deque[_Numbered]] = {kind: deque(maxlen=_NEWEST) for kind in (b"step", b"log")}
         with reading(path), contextlib.suppress(FileNotFoundError), open_regular(path, links=False) as file:
             for self.lines, text in enumerate(_whole_lines(file), start=1):
-                self._add(text)
+                self._last = self.lines, text
+                self._add(kind_of(text), self._last)
 
-    def _add(self, text: bytes) -> None:
-        kind, steps = kind_of(text), self._newest[b"step"]
+    def _add(self, kind: bytes, line: _Numbered) -> None:
+        steps = self._newest[b"step"]
         if kind in self._newest:
-            self._last = _Line(self.lines, kind, text)
-            self._newest[kind].append(self._last)
+            self._newest[kind].append(line)
             self.has_steps = self.has_steps or kind == b"step"
             return
-        if kind == b"start":
+        event = self._parse(line)
+        if isinstance(event, StartEvent):
             for newest in self._newest.values():
                 newest.clear()
-        self._last = _Line(self.lines, kind, text, steps[-1] if steps else None)
-        self._few.append(self._last)
+        if steps and isinstance(event, AfterStepEvent):
+            self.outline.append(self._parse(steps[-1]))
+        self.outline.append(event)
 
     def __iter__(self) -> Iterator[Event]:
         return islice(read_events(self._path), self.lines) if self.lines else iter(())
 
-    @overload
-    def few(self, kind: type[Kind], /) -> list[Kind]: ...
-    @overload
-    def few(self, *kinds: type[Event]) -> list[Event]: ...
-    def few(self, *kinds: type[Any]) -> list[Any]:
-        """The events of these kinds, in order: any but steps and logs."""
-        return [event for event in self.outline(*kinds) if isinstance(event, kinds)]
-
-    def outline(self, *kinds: type[Event]) -> Iterator[Event]:
-        """The same, or all events but steps and logs where no kind is named, with the last step of the attempt before
-        each end of an epoch: what :func:`kept` needs, if :data:`BOUNDS` are among them.
-        """
-        names = {kind.model_fields["event"].default.encode() for kind in kinds}
-        step = None
-        for line in self._few:
-            # What is no event is parsed too, which says so.
-            if names and line.kind and line.kind not in names:
-                continue
-            event = self._parse(line)
-            if line.step and isinstance(event, AfterStepEvent):
-                if step is None or line.step.number != step[0]:
-                    step = line.step.number, self._parse(line.step)
-                yield step[1]
-            yield event
+    def few(self, kind: type[Kind]) -> list[Kind]:
+        """The events of this kind, in order: any but steps and logs."""
+        return [event for event in self.outline if isinstance(event, kind)]
 
     def newest(self, kind: type[Frequent]) -> list[Frequent]:
         """The last hundred steps, or log events, of the last attempt."""
@@ -245,12 +205,9 @@ class EventsFile:
         """The last event; None without one."""
         return self._parse(self._last) if self._last else None
 
-    def _parse(self, line: _Line) -> Event:
-        return parse_event(line.text, f"{self._path}:{line.number}")
-
-
-# By which it is known what was lost and done again.
-BOUNDS = (StartEvent, RunEvent, StoppedEvent, ContinuedEvent)
+    def _parse(self, line: _Numbered) -> Event:
+        number, text = line
+        return parse_event(text, f"{self._path}:{number}")
 
 
 def intact_length(text: bytes) -> int:
@@ -278,7 +235,7 @@ def kept(events: EventsFile | Iterable[Event]) -> Iterator[Event]:
     Attempts that begin later than the events are not known to lose anything.
     """
     again = events if isinstance(events, EventsFile) else [*events]
-    limits, logs_stay = _limits(again.few(*BOUNDS) if isinstance(again, EventsFile) else again)
+    limits, logs_stay = _limits(again.outline if isinstance(again, EventsFile) else again)
     limit, done, recipe = limits.pop(), 0, False
     for event in again:
         if isinstance(event, StepEvent):

@@ -10,7 +10,6 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
 from hpctrain.common.files.regular import open_regular, private
 from hpctrain.common.run.events.kinds import CheckpointEvent, Event, LogEvent, OtherEvent, StepEvent
@@ -29,9 +28,6 @@ class EventWriter:
         path: the file, or None to write nothing as long as another process does, which emits the same events: ranks
             other than 0 until :meth:`take_over`.
         alone: nobody else writes just now, so that a partial last line is what a crash left, and is cut off.
-
-    Raises:
-        HpctrainError: the file cannot be opened.
     """
 
     def __init__(self, path: Path | None, *, alone: bool = True) -> None:
@@ -52,17 +48,13 @@ class EventWriter:
             raise disk_error(error, path) from error
 
     def take_over(self, path: Path) -> None:
-        """Continue for a process that died: write the newest events that it had not written, and all later ones.
-
-        Raises:
-            HpctrainError: the file cannot be read or opened.
-        """
+        """Continue for a process that died: write the newest events that it had not written, and all later ones."""
         if self._file:
             return
         self._open(path, alone=True)
         events = EventsFile(path)
         recorded: list[Sequence[Event]] = [events.newest(StepEvent), events.newest(LogEvent)]
-        recorded += attempts(events.outline())[-1:]
+        recorded += attempts(events.outline)[-1:]
         # Events of unknown kinds cannot be compared, and this version emits none of them.
         self._there = {_identity(event) for part in recorded for event in part if not isinstance(event, OtherEvent)}
         while self._recent:
@@ -82,22 +74,14 @@ class EventWriter:
             self._file.close()
 
     def emit(self, event: Event) -> None:
-        """Append one event.
-
-        Raises:
-            HpctrainError: the disk is full; says how to go on.
-        """
+        """Append one event."""
         if self._file is None:
             self._recent.append(event)
         else:
             self._write(event)
 
     def synchronise(self) -> None:
-        """Return when everything emitted is on disk. Any thread may call it.
-
-        Raises:
-            HpctrainError: the disk refuses.
-        """
+        """Return when everything emitted is on disk. Any thread may call it."""
         if self._file is None:
             return
         try:
@@ -128,24 +112,13 @@ def _identity(event: Event) -> tuple[Any, ...]:
 
 
 def _drop_partial_line(path: Path) -> None:
-    """A crash in the middle of a line leaves a part of it, which the next line must not be glued to.
-
-    Raises:
-        HpctrainError: the file ends in more than any event has, which nothing is cut off of.
-    """
+    """A crash in the middle of a line leaves a part of it, which the next line must not be glued to."""
     with open_regular(path, links=False) as file:
         end = file.seek(0, os.SEEK_END)
         begin = file.seek(max(0, end - 2 * LONGEST_LINE))
         text = file.read(end - begin)
-    if begin and b"\n" not in text:
-        raise HpctrainError(
-            "HT-events-without-line-ends",
-            "{path} ends in {megabytes:.0f} MB without the end of a line, which are no events",
-            "restore it; without it, a run goes on from its newest checkpoint",
-            exit_code=1,
-            path=path,
-            megabytes=len(text) / 1e6,
-        )
-    if (whole := intact_length(text)) < len(text):
+    whole = intact_length(text)
+    # What is longer than any line is left to the reader, which refuses it.
+    if whole < len(text) and (whole or not begin):
         with open(path, "r+b", opener=private) as writable:
             writable.truncate(begin + whole)

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator
 
-from hpctrain.common.files.locks import locked
-from hpctrain.common.files.whole import write_whole
+from hpctrain.common.files.whole import locked, write_whole
 from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.shards.manifest import MANIFEST, AbsolutePath, SplitName, wrong_source
 from hpctrain.common.shards.resumable import (

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING, cast
 
-from hpctrain.common.cluster.rdma import all_ports
+from hpctrain.common.cluster.interfaces import all_ports
 
 if TYPE_CHECKING:
     from mpi4py import MPI

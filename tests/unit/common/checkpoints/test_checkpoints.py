@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpctrain.common.checkpoints import find, keep
-from hpctrain.common.checkpoints.find import Newest, newest_whole
-from hpctrain.common.checkpoints.keep import Policy
+from hpctrain.common.checkpoints import find
+from hpctrain.common.checkpoints.find import Newest, Policy, newest_whole
 from hpctrain.common.checkpoints.layout import checkpoint_path
 from hpctrain.common.checkpoints.manifest import OtherVersionError
 from hpctrain.common.checkpoints.read import read_state
@@ -30,7 +29,7 @@ def write(folder: Path, iteration: int, losses: tuple[float, ...] = (0.1, 1 / 3,
         iteration, ranks=2, losses=losses, sizes=(2,) * len(losses), epoch_seconds=0.1 + 0.2, seconds=1 / 3
     )
     path = write_checkpoint(folder, progress, EQUAL | OWN[0], OWN[1])
-    keep.apply(Policy(), folder, iteration, {})
+    find.delete_unkept(Policy(), folder, iteration, {})
     return path
 
 

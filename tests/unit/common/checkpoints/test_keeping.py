@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.common.checkpoints import keep
-from hpctrain.common.checkpoints.find import newest_whole
-from hpctrain.common.checkpoints.keep import Policy
+from hpctrain.common.checkpoints import find
+from hpctrain.common.checkpoints.find import Policy, newest_whole
 from hpctrain.common.checkpoints.layout import hidden
 from support.written_checkpoints import progress_of, write_checkpoint
 
@@ -40,7 +39,7 @@ def test_what_is_kept(policy: Policy, saves: list[tuple[bool, float | None]]) ->
 def test_one_that_cannot_be_read_back_just_now_stays(tmp_path: Path) -> None:
     newest = write_checkpoint(tmp_path, progress_of(2))
     (newest / "state.sha256").rename(tmp_path / "aside")
-    keep.apply(Policy(last=1), tmp_path, 2, {})
+    find.delete_unkept(Policy(last=1), tmp_path, 2, {})
     (tmp_path / "aside").rename(newest / "state.sha256")
     assert newest_whole(tmp_path).iteration == 2
 
@@ -60,12 +59,12 @@ def test_a_deletion_that_crashes_leaves_nothing_that_looks_damaged(
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", crash)
         with pytest.raises(KeyboardInterrupt):
-            keep.apply(Policy(last=1), tmp_path, 3, {})
+            find.delete_unkept(Policy(last=1), tmp_path, 3, {})
     assert len(hidden(tmp_path)) == 1
     assert newest_whole(tmp_path).damaged == ()
     (half,) = hidden(tmp_path)
     again = int(half.name.split("-")[1].split(".")[0])
     write_checkpoint(tmp_path, progress_of(again))
-    keep.delete(tmp_path / f"step-{again:08}")
-    keep.apply(Policy(last=1), tmp_path, 3, {})
+    find.delete(tmp_path / f"step-{again:08}")
+    find.delete_unkept(Policy(last=1), tmp_path, 3, {})
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from hpctrain.common.checkpoints import publish as publishing
-from hpctrain.common.checkpoints.find import Newest, newest_whole
-from hpctrain.common.checkpoints.keep import Policy
+from hpctrain.common.checkpoints.find import Newest, Policy, newest_whole
 from hpctrain.common.checkpoints.layout import checkpoint_path, hidden, hidden_path, share_name
 from hpctrain.common.checkpoints.publish import publish, write_share
 from hpctrain.common.checkpoints.read import read_state

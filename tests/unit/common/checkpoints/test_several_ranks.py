@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpctrain.common.checkpoints.find import Newest, newest_whole
-from hpctrain.common.checkpoints.keep import Policy
+from hpctrain.common.checkpoints.find import Newest, Policy, newest_whole
 from hpctrain.common.checkpoints.layout import checkpoint_path, hidden, hidden_path, iterations, share_name
 from hpctrain.common.checkpoints.publish import write_share
 from hpctrain.common.errors import HpctrainError, TransientError

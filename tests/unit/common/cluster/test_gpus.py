@@ -7,6 +7,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from hpctrain.common.cluster.gpu_models import buses, gpus
 from hpctrain.common.cluster.gpus import (
     fitting_backend,
     gpu_of,
@@ -114,3 +115,7 @@ def test_where_gpus_can_be_shared() -> None:
         require_shareable([("n1", 2, 2)])
     with refused("HT-gpus-not-shareable", "n2 has ranks", host="n1"):
         require_shareable([("n1", 2, 1), ("n2", 2, 1)])
+
+
+def test_the_bus_of_every_gpu_is_known() -> None:
+    assert {each.bus for each in gpus().values()} <= buses().keys()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.common.cluster.memory_group import GroupMemory, group_memory
+from hpctrain.common.cluster.machine import GroupMemory, group_memory
 
 NO_LIMIT_1 = "9223372036854771712\n"
 

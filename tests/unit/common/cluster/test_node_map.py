@@ -118,8 +118,7 @@ def test_what_training_leaves_out_is_named() -> None:
     node_map = node_map_of_tree({}, adapters, [], where="test")
     assert slots(node_map, 1)[0].adapter is None
     assert node_map.warnings == (
-        "test: mlx5_0 is Ethernet: left out",
-        "test: mlx5_1 is down: left out",
+        "test: adapters that training leaves out (2): mlx5_0 (Ethernet), mlx5_1 (down)",
         "test: no GPU",
         "test: no adapter with RDMA that is up",
     )

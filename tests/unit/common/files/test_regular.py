@@ -74,14 +74,3 @@ def test_modes(tmp_path: Path) -> None:
     write_whole(path, b"two", private=True)
     assert path.stat().st_mode & 0o777 == 0o644
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
-
-
-def test_what_a_shell_hands_over_is_read() -> None:
-    """As bash does it for ``<(command)``."""
-    end, begin = os.pipe()
-    try:
-        os.write(begin, b"yes")
-        os.close(begin)
-        assert read_regular(Path(f"/dev/fd/{end}"), 9) == b"yes"
-    finally:
-        os.close(end)

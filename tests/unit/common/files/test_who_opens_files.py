@@ -16,10 +16,10 @@ _OPENERS = frozenset(("open", "os.open", "io.open", "tarfile.open", "gzip.open",
 _ALLOWED = {
     "the kernel's": {
         "worker.energy_meter",
-        "common.cluster.rdma",
+        "common.cluster.interfaces",
         "worker.comm.stalls",
         "common.cluster.cores",
-        "common.cluster.memory_group",
+        "common.cluster.machine",
     },
     "of this installation": {
         "common.cluster.gpu_models",

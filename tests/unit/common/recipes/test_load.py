@@ -18,7 +18,7 @@ from hpctrain.common.recipes.entries import load_entry, recipe_names
 from hpctrain.common.recipes.keys import CheckedSection, kinds_of
 from hpctrain.common.recipes.load import load_recipe, override_recipe
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.report.results import reported_rows, reported_text, result_name, row_text
+from hpctrain.report.summary import reported_rows, reported_text, result_name, row_text
 from support.refusals import refused
 
 DIGITS = (resources.files("hpctrain.common.recipes") / "digits.yaml").read_text()

@@ -12,7 +12,7 @@ from hpctrain.common.recipes.entries import all_entries
 from hpctrain.common.recipes.requirements import require_span
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.smoke import smoke
-from hpctrain.report.results import reported_text
+from hpctrain.report.summary import reported_text
 from support.golden import check_text
 
 RECIPES = {recipe.name: recipe for recipe in all_entries()}

@@ -29,26 +29,20 @@ def test_an_attempt_begins_without_what_killed_processes_left_half_written(tmp_p
         path.write_text("{")
     write_record(directory, RankRecord(rank=0, host="n1", pid=7, started=1.0, status="running"))
     assert list(read_records(directory)) == [0]
-    directory.begin_attempt(recipe_plan(), 2)
+    directory.begin_attempt(recipe_plan())
     assert not any(path.exists() for path in leftovers)
     assert all(path.exists() for path in own)
     assert list(directory.ranks.iterdir()) == []
 
 
-def test_dumps_of_collectives_are_kept_of_the_newest_attempts(tmp_path):
+def test_dumps_of_collectives_are_kept_of_the_newest_attempt(tmp_path):
     directory = write_run(tmp_path / "run", recipe_plan(), [])
-    for attempt in range(1, 7):
-        # The third has left none.
-        for rank in range(2) if attempt != 3 else ():
-            directory.flight_recorder.with_name(f"{directory.flight_recorder.name}{rank}").write_text(f"{attempt}")
-        directory.begin_attempt(recipe_plan(), attempt + 1)
-    kept = {str(path.relative_to(directory.logs)): path.read_text() for path in directory.logs.glob("flight*/*")}
-    assert kept == {
-        f"flight-recorder-attempt-{attempt}/flight-recorder-rank-{rank}": f"{attempt}"
-        for attempt in (4, 5, 6)
-        for rank in range(2)
-    }
-    assert not [*directory.logs.glob(f"{directory.flight_recorder.name}*")]
+    for written in ("1", "2", ""):
+        if written:
+            directory.flight_recorder.with_name(f"{directory.flight_recorder.name}0").write_text(written)
+        directory.begin_attempt(recipe_plan())
+    kept = {str(path.relative_to(directory.logs)): path.read_text() for path in directory.logs.rglob("flight*0")}
+    assert kept == {"flight-recorder-before/flight-recorder-rank-0": "2"}
 
 
 def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(tmp_path):
@@ -95,7 +89,7 @@ def test_an_option_that_is_not_utf8_is_refused_before_anything_is_written(tmp_pa
     begun = write_run(tmp_path / "begun", recipe_plan(), [])
     before = begun.plan.read_bytes()
     with refused("HT-plan-not-utf8"):
-        begun.begin_attempt(plan, 2)
+        begun.begin_attempt(plan)
     assert begun.plan.read_bytes() == before
 
 

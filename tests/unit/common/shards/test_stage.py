@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.cli.main import main
-from hpctrain.common.files.locks import locked
-from hpctrain.common.files.whole import temporary
+from hpctrain.common.files.whole import locked, temporary
 from hpctrain.common.shards import stage as stage_module
 from hpctrain.common.shards.fake import FakeSet, make_fake
 from hpctrain.common.shards.image_shards import open_shards

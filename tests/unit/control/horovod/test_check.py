@@ -31,7 +31,7 @@ class Machine:
     def __init__(self, site: Path) -> None:
         self.versions: dict[str, str | None] = {"torch": "2.13.0", "tensorflow": "2.21.0"}
         self.mpi: mpi.MpiInstallation | None = mpi.MpiInstallation(
-            flavour="open-mpi-5", version="5.0.11", mpirun=Path("/opt/mpi/bin/mpirun"), mpicxx=None
+            flavour="open-mpi-5", version="5.0.11", mpirun=Path("/opt/mpi/bin/mpirun")
         )
         self.toolkit: cuda.Toolkit | None = None
         self.nccl: cuda.Nccl | None = None
@@ -101,9 +101,7 @@ def test_nothing_built(machine: Machine) -> None:
 
 def test_built_for_another_mpi(machine: Machine) -> None:
     machine.install()
-    machine.mpi = mpi.MpiInstallation(
-        flavour="mpich-hydra", version="4.0.2", mpirun=Path("/usr/bin/no-such-mpirun"), mpicxx=None
-    )
+    machine.mpi = mpi.MpiInstallation(flavour="mpich-hydra", version="4.0.2", mpirun=Path("/usr/bin/no-such-mpirun"))
     error = refusal("keras")
     found = "Horovod is built for Open MPI 5.0.11 at /opt/mpi/bin/mpirun"
     check_error(error, UNFIT, found=found, wanted="MPICH 4.0.2 at /usr/bin/no-such-mpirun")

@@ -14,7 +14,7 @@ from hpctrain.control.horovod.cuda import Nccl, Toolkit
 from hpctrain.control.horovod.fingerprint import current_fingerprint
 from hpctrain.control.horovod.wheel import cached_wheel, wheel_home
 
-MPI = MpiInstallation(flavour="open-mpi-4", version="4.1.4", mpirun=Path("/opt/mpi/bin/mpirun"), mpicxx=None)
+MPI = MpiInstallation(flavour="open-mpi-4", version="4.1.4", mpirun=Path("/opt/mpi/bin/mpirun"))
 TOOLKIT = Toolkit(version="12.4", home=Path("/usr/local/cuda"))
 NCCL = Nccl(version="2.21.5", include=Path("/usr/include"), libraries=Path("/usr/lib"))
 

@@ -24,7 +24,6 @@ CLUSTER = MpiInstallation(
     flavour="open-mpi-4",
     version="4.1.4",
     mpirun=Path("/opt/mpi/bin/mpirun"),
-    mpicxx=Path("/opt/mpi/bin/mpicxx"),
 )
 BUILT = BuildFingerprint(
     horovod="0.28.1",

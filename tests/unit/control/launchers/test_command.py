@@ -52,7 +52,7 @@ RUN_DIRECTORY = Path("/home/me/it's a run")
 
 
 def mpi(flavour: Flavour) -> MpiInstallation:
-    return MpiInstallation(flavour=flavour, version="0", mpirun=Path("/opt/mpi/bin/mpirun"), mpicxx=None)
+    return MpiInstallation(flavour=flavour, version="0", mpirun=Path("/opt/mpi/bin/mpirun"))
 
 
 def command(

@@ -54,7 +54,7 @@ def edit(directory: RunDirectory) -> None:
 def test_what_hpctrain_wrote_is_taken(directory: RunDirectory) -> None:
     assert differs(directory) == {}
     other = PLAN.model_copy(update={"threads_per_rank": 2})
-    replace_plan(directory, other, 2)
+    replace_plan(directory, other)
     # As after a crash ahead of the attempt.
     assert differs(directory) == {}
     begin(directory, other)
@@ -62,12 +62,12 @@ def test_what_hpctrain_wrote_is_taken(directory: RunDirectory) -> None:
 
 
 def test_a_crash_before_the_plan_is_replaced(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dies(directory: RunDirectory, plan: Plan, number: int) -> None:
+    def dies(directory: RunDirectory, plan: Plan) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(RunDirectory, "begin_attempt", dies)
     with pytest.raises(KeyboardInterrupt):
-        replace_plan(directory, PLAN.model_copy(update={"threads_per_rank": 2}), 2)
+        replace_plan(directory, PLAN.model_copy(update={"threads_per_rank": 2}))
     assert differs(directory) == {}
 
 
@@ -81,7 +81,7 @@ def test_a_changed_digit_is_refused(directory: RunDirectory) -> None:
 def test_an_earlier_plan_is_not_the_runs_any_more(directory: RunDirectory) -> None:
     first = directory.plan.read_bytes()
     other = PLAN.model_copy(update={"threads_per_rank": 2})
-    replace_plan(directory, other, 2)
+    replace_plan(directory, other)
     begin(directory, other)
     directory.plan.write_bytes(first)
     with refused("HT-run-plan-changed"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.common.cluster.memory_group import GroupMemory
+from hpctrain.common.cluster.machine import GroupMemory
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.supervision.failure import Failure, find_failure, with_memory, with_recordings
@@ -143,7 +143,7 @@ def test_dumps_of_collectives_are_told_with_their_reader(directory: RunDirectory
     found = with_recordings(replace(failure, hint="use less"), directory)
     assert found.hint.splitlines()[0] == "use less" and "torchfrtrace --allow" in found.hint
     # Of the next attempt there is none yet.
-    directory.begin_attempt(recipe_plan(), 2)
+    directory.begin_attempt(recipe_plan())
     assert with_recordings(failure, directory) == failure
 
 

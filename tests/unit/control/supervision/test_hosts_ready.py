@@ -21,7 +21,7 @@ from hpctrain.control.supervision.host_questions import Answer, own_addresses
 from hpctrain.control.supervision.hosts_ready import ready_hosts
 from support.refusals import check, refused
 
-MPIRUN = MpiInstallation(flavour="open-mpi-5", version="5", mpirun=Path("mpirun"), mpicxx=None)
+MPIRUN = MpiInstallation(flavour="open-mpi-5", version="5", mpirun=Path("mpirun"))
 # n2 does what it is told, in a folder of its own; the shell of n3 greets; n4 hangs, n5 has no shell; n8 is switched off
 # while it answers.
 SSH = """#!/bin/sh

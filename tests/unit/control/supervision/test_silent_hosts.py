@@ -13,7 +13,7 @@ from hpctrain.common.run.plan import Plan, Script, Slots, Start
 from hpctrain.control.launchers.command import Launcher, Srun
 from hpctrain.control.supervision.host_questions import silent_hosts
 
-MPIRUN = MpiInstallation(flavour="open-mpi-5", version="5", mpirun=Path("mpirun"), mpicxx=None)
+MPIRUN = MpiInstallation(flavour="open-mpi-5", version="5", mpirun=Path("mpirun"))
 MACHINE = Machine(host="n1.cluster", cores=2, frameworks=frozenset(), versions={})
 JOB = {"SLURM_JOB_ID": "17", "SLURM_NTASKS_PER_NODE": "4", "SLURM_CONF": "/etc/slurm.conf"}
 # n3 refuses, n4 hangs. A shell starts in little of the time that a busy machine leaves.

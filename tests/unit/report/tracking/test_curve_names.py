@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import LogEvent, StartEvent, StepEvent
 from hpctrain.report.tracking.curves import Curves, curve_name
 from support import needs
-from support.report.written_curves import send
-from support.report.written_runs import recipe_plan, run_events, write_run
 
 
 @pytest.mark.long
@@ -58,23 +52,3 @@ def test_what_was_not_measured_has_no_value() -> None:
     assert point.values == {"step/seconds": 0.0}
     assert Curves().point(LogEvent(iteration=1, values={"loss": float("inf")})) is None
     assert Curves().point(StartEvent(attempt=1, iteration=0)) is None
-
-
-def test_tensorboard_has_these_names(tmp_path: Path) -> None:
-    log = {"time": 1.7e9 + 30, "event": "log", "iteration": 12, "values": {"acc@5": 0.5, "loss": None}}
-    directory: RunDirectory = write_run(tmp_path / "run", recipe_plan(), [*run_events()[:-1], log])
-    send(directory, "tensorboard")
-    accumulator = EventAccumulator(str(directory.tensorboard))
-    accumulator.Reload()
-    assert sorted(accumulator.Tags()["scalars"]) == [
-        "acc_5",
-        "epoch/samples_per_s",
-        "epoch/test_accuracy",
-        "epoch/test_loss",
-        "epoch/train_loss",
-        "step/communication_share",
-        "step/learning_rate",
-        "step/loss",
-        "step/samples_per_s",
-        "step/seconds",
-    ]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.report.tracking.parameters import parameters, texts
+from hpctrain.report.tracking.curves import parameters, texts
 from support import needs
 from support.report.written_curves import send
 from support.report.written_runs import recipe_plan, run_events, write_run

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpctrain.common.run.plan import Script
+from hpctrain.report.tracking.curves import parameters, texts
 from hpctrain.report.tracking.mlflow_run import _shown
-from hpctrain.report.tracking.parameters import parameters, texts
 from hpctrain.report.tracking.sending import _described
 from support.report.written_runs import recipe_plan
 

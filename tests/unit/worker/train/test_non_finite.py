@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpctrain.common.checkpoints.keep import Policy
+from hpctrain.common.checkpoints.find import Policy
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.events import Event, EventWriter, read_events
