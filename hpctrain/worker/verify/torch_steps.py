@@ -64,27 +64,20 @@ class TorchSteps:
         call: Callable[..., Any] = nn.Module._call_impl
 
         def recorded(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if self._depth or torch.compiler.is_compiling():
                 return call(module, *args, **kwargs)
-            if self._depth:
-                return self._part(call, module, args, kwargs)
             args, kwargs = self._before_call(module, args, kwargs)
+            before = torch.get_rng_state()
             self._depth += 1
             try:
-                with self._noting_random(module):
-                    returned = call(module, *args, **kwargs)
+                returned = call(module, *args, **kwargs)
             finally:
                 self._depth -= 1
+            self._note_random(module, before)
             self._note_low(returned)
             return returned
 
         nn.Module._call_impl = recorded  # type: ignore[assignment, method-assign]
-
-    def _part(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if not module._modules and not self._recorder.stepped:
-            with self._noting_random(module):
-                return call(module, *args, **kwargs)
-        return call(module, *args, **kwargs)
 
     def _before_call(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         self._write_late()
@@ -102,7 +95,7 @@ class TorchSteps:
         facts = self._recorder.facts
         for name, part in module.named_modules():
             if isinstance(part, nn.modules.batchnorm._BatchNorm) and not isinstance(part, nn.SyncBatchNorm):
-                facts.own_statistics.append(_title(name, part))
+                facts.own_statistics.append(f"{name} ({type(part).__name__})".lstrip())
         for parameter in module.parameters():
             self._recorder.computes_in(_dtype(parameter))
             if self._recorder.perturbs and not hasattr(parameter, "_hpctrain_verified"):
@@ -155,24 +148,12 @@ class TorchSteps:
                 self._recorder.samples(_numbers(own.detach()))
             return
 
-    @contextlib.contextmanager
-    def _noting_random(self, module: nn.Module) -> Iterator[None]:
-        """Name a module that draws random numbers while it trains; the outermost one only if no part of it does."""
-        facts = self._recorder.facts
-        known = len(facts.random)
-        if self._recorder.stepped or not (module.training and torch.is_grad_enabled()):
-            yield
-            return
-        before = torch.get_rng_state()
-        yield
-        if len(facts.random) == known and not torch.equal(before, torch.get_rng_state()):
-            title = _title(self._name_of(module), module)
-            if title not in facts.random:
-                facts.random.append(title)
-
-    def _name_of(self, part: nn.Module) -> str:
-        parts = (named for module in list(self._seen) for named in module.named_modules())
-        return next((str(name) for name, other in parts if other is part), "")
+    def _note_random(self, module: nn.Module, before: torch.Tensor) -> None:
+        """Note a model that has drawn random numbers while it trains."""
+        names, name = self._recorder.facts.random, type(module).__name__
+        trains = module.training and torch.is_grad_enabled()
+        if trains and name not in names and not torch.equal(before, torch.get_rng_state()):
+            names.append(name)
 
     def _note_low(self, value: Any) -> None:
         if torch.is_autocast_enabled("cpu"):
@@ -270,10 +251,6 @@ def _gathered(models: list[Any]) -> Iterator[Kept]:
 def _trains(module: nn.Module) -> bool:
     """Whether a model is called to train it. Of a wrapper, what it holds says so."""
     return module.training or any(part.training for part in module.children())
-
-
-def _title(name: str, module: nn.Module) -> str:
-    return f"{name} ({type(module).__name__})" if name else type(module).__name__
 
 
 def _is_divided(tensor: torch.Tensor) -> bool:
