@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import gc
@@ -22,6 +21,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hpctrain.common.run.step_records import NAMELESS, Kept, RankFacts, projection
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, running
+from hpctrain.worker.adapters.torch.optimizer_contents import optimizers_in, whole_of
+from hpctrain.worker.adapters.torch.steps import with_closure
 from hpctrain.worker.comm.after_import import change_after_import
 from hpctrain.worker.verify.recorder import Recorder
 
@@ -39,20 +40,19 @@ class TorchSteps:
         self._recorder = recorder
         recorder.facts.framework = "torch"
         self._depth = 0
-        self._running: list[Optimizer] = []
+        # The optimizer whose step is running, around any steps of optimizers within it, such as Lookahead's base.
+        self._outer: Optimizer | None = None
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._names = ParameterNames(recorder.facts)
         # The projections of this rank's own gradients since the last step, by the parameter's id.
         self._own: dict[int, tuple[torch.Tensor, NDArray[np.float64]]] = {}
         self._generator = torch.Generator().manual_seed(0)
-        self._late: Callable[[], None] | None = None
 
     def watch(self) -> None:
         """Begin to record."""
         if self._recorder.double:
             torch.set_default_dtype(torch.float64)
         self._watch_calls()
-        atexit.register(self._write_late)
         if self._recorder.several:
             change_after_import({_SHARDED_BACKWARD: self._watch_sharded})
         register_optimizer_step_pre_hook(self._before_step)
@@ -80,7 +80,6 @@ class TorchSteps:
         nn.Module._call_impl = recorded  # type: ignore[assignment, method-assign]
 
     def _before_call(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        self._write_late()
         if module not in self._seen:
             self._seen.add(module)
             self._note_module(module)
@@ -162,41 +161,34 @@ class TorchSteps:
             if isinstance(each, torch.Tensor):
                 self._recorder.computes_in(_dtype(each))
 
-    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        known = {id(each): each for module in self._seen for each in module.parameters()}
-        names = self._names.of(list(known.values()))
-        yield from sorted(((names[each], each) for each in known.values()), key=lambda pair: pair[0])
-
     # Steps.
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        if self._running and optimizer not in self._running and self._within(optimizer):
+        if self._outer not in (None, optimizer) and optimizer in optimizers_in(self._outer):
             return None
-        self._write_late()
-        self._running = [optimizer]
+        self._outer = optimizer
         self._gradients: list[Kept] = []
         if self._flat():
             return None
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if not callable(closure):
-            self._gradients = self._gradients_of(optimizer)
-            return None
 
-        def computed() -> Any:
+        def computed(closure: Callable[[], Any]) -> Any:
             """Compute the gradients, of which the first ones are kept: those of before are the last step's."""
             returned = closure()
             self._gradients = self._gradients or self._gradients_of(optimizer)
             return returned
 
-        return ((args[0], computed, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": computed})
+        with_gradients = with_closure(args, kwargs, computed)
+        if with_gradients is None:
+            self._gradients = self._gradients_of(optimizer)
+        return with_gradients
 
     def _gradients_of(self, optimizer: Optimizer) -> list[Kept]:
         return [_kept("gradient", name, each.grad) for name, each in self._of(optimizer) if each.grad is not None]
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._running or self._running[0] is not optimizer:
+        if self._outer is not optimizer:
             return
-        self._running = []
+        self._outer = None
         if flat := self._flat():
             self._recorder.step(optimizer, list(_gathered(flat)))
             return
@@ -204,40 +196,21 @@ class TorchSteps:
         own = [
             Kept(kind="own", name=name, shape=tuple(each.shape), dtype=_dtype(each), norm=0.0, values=found[1])
             for name, each in parameters
-            if (found := self._own.pop(id(each), None)) is not None
+            if (found := self._own.pop(id(whole_of(each)), None)) is not None
         ]
         kept = [*self._gradients, *(_kept("parameter", name, each) for name, each in parameters), *own]
-        if self._seen and all(name.startswith(NAMELESS) for name, _ in parameters):
-            # Perhaps pieces of a model's parameters, of which each rank updates some, before it gets the others.
-            # A script may drop the model until then.
-            models = [(name, each) for name, each in self._parameters() if each.requires_grad]
-            self._late = functools.partial(self._write_models, optimizer, kept, models)
-            return
         self._recorder.step(optimizer, kept)
-
-    def _write_models(self, optimizer: Optimizer, kept: list[Kept], models: list[tuple[str, nn.Parameter]]) -> None:
-        self._recorder.step(optimizer, [*kept, *(_kept("parameter", name, each) for name, each in models)])
-
-    def _write_late(self) -> None:
-        late, self._late = self._late, None
-        if late is not None:
-            late()
 
     def _flat(self) -> list[Any]:
         """The models of the first FSDP, whose flat parameters are each rank's own part of several."""
         return [each for each in self._seen if type(each).__name__ == "FullyShardedDataParallel"]
 
-    def _within(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer steps within another one, such as the base of Lookahead."""
-        outer = self._running[0]
-        return any(value is optimizer for value in vars(outer).values())
-
     def _of(self, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        names = self._names.of(parameters)
+        names = self._names.of([whole_of(each) for each in parameters])
         for each in parameters:
             self._recorder.facts.divided |= _is_divided(each)
-            yield names[each], each
+            yield names[whole_of(each)], each
 
 
 def _gathered(models: list[Any]) -> Iterator[Kept]:
