@@ -130,7 +130,7 @@ def test_dropout_is_named(hpctrain: Launch, tmp_path: Path) -> None:
 def test_gradients_of_ddp_are_compared_with_the_means_of_the_ranks(hpctrain: Launch, tmp_path: Path) -> None:
     done = _verify(hpctrain, tmp_path, script=DDP)
     assert done.returncode == 0, done.stdout
-    assert "are the means of what the ranks computed, and the parameters are equal" in done.stdout
+    assert "are the means of what the ranks computed" in done.stdout
 
 
 def test_a_script_that_ends_early_and_asks_for_input_is_compared_as_far_as_it_gets(
