@@ -115,7 +115,6 @@ def test_a_sum_in_place_of_a_mean_is_named(hpctrain: Launch, tmp_path: Path) -> 
     first = verdict["first"]
     assert (first["step"], first["kind"], first["name"], first["shape"]) == (1, "gradient", "0.weight", [16, 8])
     assert "2 times" in verdict["cause"]
-    assert [set(each) for each in verdict["differences"]] == 5 * [{"difference", "noise"}]
     assert first["factor"] == pytest.approx(2) == first["ranks"] / first["one_process"]
 
 

@@ -108,8 +108,8 @@ def _scaled(found: Comparison, one: list[StepRecord], ranks: int) -> str:
         return ""
     return (
         f"all gradients are {first:.4g} times those of one process, on {ranks} ranks: the loss is a sum where a mean "
-        "is averaged over the ranks (ht.sum_loss), or is divided by something else than in one process, such as a rank's "
-        "own number of samples or tokens (ht.mean_loss, with Keras ht.keras.whole)"
+        "is averaged over the ranks (ht.sum_loss), or is divided by something else than in one process, such as a "
+        "rank's own number of samples or tokens (ht.mean_loss, with Keras ht.keras.whole)"
     )
 
 

@@ -63,19 +63,12 @@ class TensorDifference(_Part):
     factor: Number
 
 
-class StepDifference(_Part):
-    """How far ranks were from one process at a step, and what rounding errors made there, relative to the tensor."""
-
-    difference: Number
-    noise: Number
-
-
 class Verdict(BaseModel):
     """What ``hpctrain verify`` found: the content of ``verify.json``, which is what ``--json`` prints.
 
     Attributes:
         equal: whether the ranks compute what one process computes.
-        largest_difference, noise: the largest of all steps.
+        largest_difference, noise: those of the tensor that differs most, relative to it.
         first: the first tensor that differs.
         cause: why, most probably.
         notes: what was not seen, and what else there is to know.
@@ -89,7 +82,6 @@ class Verdict(BaseModel):
     steps: Count
     largest_difference: Number
     noise: Number
-    differences: list[StepDifference]
     first: TensorDifference | None
     cause: Text
     notes: list[Text]
@@ -105,7 +97,7 @@ class Comparison:
         tensors: how many were compared, of all steps and ranks.
         different: all tensors that differ, in order.
         between: tensors that differ between ranks.
-        largest, noise: at each step, the largest relative difference of any tensor, and of its noise.
+        largest, noise: the largest relative difference of any tensor, and the noise of that one.
         samples: at each step, whether the ranks computed one process's samples: ``divided`` among them, ``same``
             on each of them, ``other``, or ``unknown``.
         missing: tensors that only one process updates.
@@ -116,8 +108,8 @@ class Comparison:
     tensors: int = 0
     different: list[TensorDifference] = field(default_factory=list)
     between: list[TensorDifference] = field(default_factory=list)
-    largest: list[float] = field(default_factory=list)
-    noise: list[float] = field(default_factory=list)
+    largest: float = 0.0
+    noise: float = 0.0
     samples: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     not_finite: list[str] = field(default_factory=list)
@@ -155,7 +147,6 @@ def _compare_step(
         kind: max((each.norm for each in kept.values() if each.kind == kind and math.isfinite(each.norm)), default=0.0)
         for kind in ("gradient", "parameter")
     }
-    worst, worst_noise = 0.0, 0.0
     for key, tensor in kept.items():
         if tensor.kind == "parameter" and not math.isfinite(tensor.norm):
             found.not_finite.append(tensor.name)
@@ -175,15 +166,14 @@ def _compare_step(
             apart = _distance(their, tensor)
             relative = apart / tensor.norm if tensor.norm else float(apart > 0)
             if tensor.norm > _TIMES_PRECISION * precision(tensor.dtype) * largest[key[0]]:
-                worst, worst_noise = max((worst, worst_noise), (relative, noise / tensor.norm))
+                worst = max((found.largest, found.noise), (relative, noise / tensor.norm))
+                found.largest, found.noise = worst
             differs = not apart <= allowed
             if differs:
                 found.different.append(_difference(number, tensor, their, rank, relative, noise))
             between = _distance(their, theirs[first])
             if not between <= allowed and rank != first:
                 found.between.append(_difference(number, theirs[first], their, rank, between, noise))
-    found.largest.append(worst)
-    found.noise.append(worst_noise)
     found.samples.append(_samples(one.samples, [step.samples for step in ranks.values()]))
 
 

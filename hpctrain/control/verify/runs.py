@@ -24,7 +24,7 @@ from hpctrain.control.supervision.begin import begin_run
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
 from hpctrain.control.verify.causes import as_ddp, cause
-from hpctrain.control.verify.differences import Comparison, RankSteps, StepDifference, Verdict, compare, precision
+from hpctrain.control.verify.differences import Comparison, RankSteps, Verdict, compare, precision
 
 # A rank that waits for another one is what a user wants to know within a minute or two.
 _WAITS = {STALL.name: "20", TIMEOUT.name: "120"}
@@ -209,12 +209,8 @@ def _judge(one: _Ran, noisy: _Ran, ranks: _Ran) -> Verdict:
         equal=equal,
         ranks=len(ranks.ranks),
         steps=found.steps,
-        largest_difference=max(found.largest, default=0.0),
-        noise=0.0 if ddp else max(found.noise, default=0.0),
-        differences=[
-            StepDifference(difference=largest, noise=noise)
-            for largest, noise in zip(found.largest, found.noise, strict=True)
-        ],
+        largest_difference=found.largest,
+        noise=0.0 if ddp else found.noise,
         first=None,
         cause="",
         notes=[],

@@ -64,4 +64,4 @@ def test_ranks_that_average_gradients_of_samples_of_their_own_are_as_ddp() -> No
 def test_numbers_that_are_not_finite_are_equal_to_nothing() -> None:
     one = [step({"w": W}, {"w": math.nan * W, "b": [1.0]})]
     assert compare(one, one, [one, one]).different == []
-    assert "no finite numbers, in w," in _cause(one, one, one=one)
+    assert "no finite numbers, in w:" in _cause(one, one, one=one)
