@@ -26,7 +26,14 @@ from hpctrain.worker.adapters.torch.parallel.micro_batches import MeanLosses, Mi
 from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring, agree_on_overflow
 from hpctrain.worker.adapters.torch.parallel.parallel_plan import ParallelPlan
 from hpctrain.worker.adapters.torch.parallel.schedules import SCHEDULES, Schedules, connect, schedule_on
-from hpctrain.worker.adapters.torch.parallel.sharding import device_mesh, divide, refuse_tie, sizes_of, tied_names
+from hpctrain.worker.adapters.torch.parallel.sharding import (
+    device_mesh,
+    divide,
+    refuse_tie,
+    reshard,
+    sizes_of,
+    tied_names,
+)
 from hpctrain.worker.adapters.torch.parallel.stages import Cut, Tie, TiedGradients, ties_of
 from hpctrain.worker.adapters.torch.refusals import check_model, check_optimizer
 from hpctrain.worker.adapters.torch.steps import step_recorder
@@ -191,8 +198,10 @@ class Pipeline:
         self._check_ended()
         self._tied.restart()
         part = part_of(inputs, target)
+        # A smaller batch is padded, so that it needs no schedule of its own.
+        self._size = max(self._size, math.ceil(len(part.inputs) / self._micro_batches))
         with self._in_stages(part):
-            found = self._run(part, factor, count)
+            found = self._run(part, self._size, factor, count, trains=True)
         self._tied.add_up()
         self._ended = True
         self.accept_gradients()
@@ -200,26 +209,26 @@ class Pipeline:
             self._taken = None  # The scaler is about to change the gradients.
         return found / factor
 
+    @torch.no_grad()
     def evaluate(self, inputs: torch.Tensor, target: torch.Tensor) -> float:
         """The mean loss of a batch, as :meth:`step` returns it, without a backward pass. Collective."""
         part = part_of(inputs, target)
-        size = math.ceil(len(part.inputs) / self._micro_batches)
-        parts = self._cut_up(part, size, 1.0, None)
-        return self._everyone(self._schedules.forward(parts.split(size), self._batch.target.split(size)))
+        found = self._run(part, math.ceil(len(part.inputs) / self._micro_batches), 1.0, None, trains=False)
+        for stage in self.stages:
+            reshard(stage)
+        return found
 
-    def _run(self, part: Part, factor: float, count: torch.Tensor | float | None) -> float:
-        """The mean loss over the whole batch, times a factor."""
-        # A smaller batch is padded, so that it needs no schedule of its own.
-        self._size = max(self._size, math.ceil(len(part.inputs) / self._micro_batches))
-        whole = self._cut_up(part, self._size, factor, count)
+    def _run(self, part: Part, size: int, factor: float, count: torch.Tensor | float | None, *, trains: bool) -> float:
+        """The mean loss over the whole batch, times a factor, computed in micro-batches of ``size`` samples."""
+        whole = self._cut_up(part, size, factor, count)
         losses: list[torch.Tensor] = []
-        given: dict[str, Any] = (
-            {"target": self._batch.target, "losses": losses} if self._count - 1 in self._by_number else {}
-        )
-        schedule = self._schedules.of(self._size, part.inputs, part.target)
-        self._ended = False
+        inputs = [whole] if 0 in self._by_number else []
+        last = self._count - 1 in self._by_number
+        given: dict[str, Any] = {"target": self._batch.target, "losses": losses} if last else {}
+        schedule = self._schedules.of(size, part.inputs, part.target, trains=trains)
+        self._ended &= not trains
         try:
-            schedule.step(*([whole] if 0 in self._by_number else []), return_outputs=False, **given)
+            (schedule.step if trains else schedule.eval)(*inputs, return_outputs=False, **given)
         except RuntimeError as error:
             if own := _own_error(error):
                 raise own from None
