@@ -21,13 +21,13 @@ class Part:
         inputs: its rows.
         target: their targets.
         weight: the factor of their mean loss with which the mean over the ranks is that of the batch.
-        divided: among how many ranks the rows of a batch of ``ht.shard`` are divided; 0 for plain tensors.
+        shared: whether the ranks have one batch, of ``ht.shard``; plain tensors are each rank's own.
     """
 
     inputs: torch.Tensor
     target: torch.Tensor
     weight: float = 1.0
-    divided: int = 0
+    shared: bool = False
 
 
 def part_of(inputs: torch.Tensor, target: torch.Tensor) -> Part:
@@ -48,8 +48,8 @@ def part_of(inputs: torch.Tensor, target: torch.Tensor) -> Part:
     if 0 in rows.sizes:
         rows = rows.even()
     if 0 in rows.sizes:  # fewer samples than ranks: each computes all
-        return Part(whole_of(inputs), whole_of(target), divided=1)
-    return Part(rows_of(inputs, rows), rows_of(target, rows), rows.size * rows.ranks.size / rows.total, rows.ranks.size)
+        return Part(whole_of(inputs), whole_of(target), shared=True)
+    return Part(rows_of(inputs, rows), rows_of(target, rows), rows.size * rows.ranks.size / rows.total, True)
 
 
 @dataclass(frozen=True)

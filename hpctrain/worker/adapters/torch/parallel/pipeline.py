@@ -172,7 +172,6 @@ class Pipeline:
         *,
         scale: float = 1.0,
         scaler: torch.amp.GradScaler | None = None,
-        count: torch.Tensor | float | None = None,
     ) -> float:
         """Forward and backward passes of a batch; adds the mean gradient over the whole batch to the parameters'.
         Collective.
@@ -185,8 +184,6 @@ class Pipeline:
             target: one target per sample, along the first dimension.
             scale: a factor of the loss, such as 1 / steps when gradients are accumulated.
             scaler: the GradScaler, for 16-bit training; an overflow in one stage counts as an overflow in all.
-            count: when gradients are accumulated, what the batches of all steps of the update are divided by, or of
-                plain tensors this rank's parts; by default what the pipeline's ``count`` finds in this target.
 
         Returns:
             The mean loss over the whole batch, on every rank, without the factors.
@@ -201,7 +198,7 @@ class Pipeline:
         # A smaller batch is padded, so that it needs no schedule of its own.
         self._size = max(self._size, math.ceil(len(part.inputs) / self._micro_batches))
         with self._in_stages(part):
-            found = self._run(part, self._size, factor, count, trains=True)
+            found = self._run(part, self._size, factor, trains=True)
         self._tied.add_up()
         self._ended = True
         self.accept_gradients()
@@ -213,14 +210,14 @@ class Pipeline:
     def evaluate(self, inputs: torch.Tensor, target: torch.Tensor) -> float:
         """The mean loss of a batch, as :meth:`step` returns it, without a backward pass. Collective."""
         part = part_of(inputs, target)
-        found = self._run(part, math.ceil(len(part.inputs) / self._micro_batches), 1.0, None, trains=False)
+        found = self._run(part, math.ceil(len(part.inputs) / self._micro_batches), 1.0, trains=False)
         for stage in self.stages:
             reshard(stage)
         return found
 
-    def _run(self, part: Part, size: int, factor: float, count: torch.Tensor | float | None, *, trains: bool) -> float:
+    def _run(self, part: Part, size: int, factor: float, *, trains: bool) -> float:
         """The mean loss over the whole batch, times a factor, computed in micro-batches of ``size`` samples."""
-        whole = self._cut_up(part, size, factor, count)
+        whole = self._cut_up(part, size, factor)
         losses: list[torch.Tensor] = []
         inputs = [whole] if 0 in self._by_number else []
         last = self._count - 1 in self._by_number
@@ -235,7 +232,7 @@ class Pipeline:
             raise
         return self._everyone(losses)
 
-    def _cut_up(self, part: Part, size: int, factor: float, count: torch.Tensor | float | None) -> torch.Tensor:
+    def _cut_up(self, part: Part, size: int, factor: float) -> torch.Tensor:
         """Divide a batch into micro-batches of one size, the last ones padded; returns the padded inputs."""
         if self._means is not None:
             self._means.begin()
@@ -244,22 +241,19 @@ class Pipeline:
         # The padding is cut off again before the loss.
         factors = [(own, factor * part.weight * own / samples) for own in counts]
         if self._count_of is not None:
-            divisor = self._divisor(part, self._count_of, count)
+            # What turns the mean over the ranks of their sums into the mean of the batch.
+            divisor = self._sum(float(self._count_of(part.target))) / self._comm.size
             factors = [(own, factor / divisor if divisor else 0.0) for own in counts]
         self._batch = MicroBatches(size, padded(part.target, rows), factors)
         return padded(part.inputs, rows)
 
-    def _divisor(self, part: Part, count_of: Count, count: torch.Tensor | float | None) -> float:
-        """What turns the mean over the ranks of their sums into the mean of the batch. Collective."""
-        if count is not None and part.divided:
-            return float(count) / part.divided
-        own = float(count_of(part.target) if count is None else count)
-        return float(self._comm.allreduce(np.array([own]), "sum")[0]) / self._comm.size
-
     def _everyone(self, losses: Sequence[torch.Tensor]) -> float:
         """The mean over the ranks that compute different samples, on every rank."""
         own = float(torch.stack([each.detach().double() for each in losses]).sum()) if losses else 0.0
-        return float(self._comm.allreduce(np.array([own]), "sum")[0]) / (self._comm.size // self._pp)
+        return self._sum(own) / (self._comm.size // self._pp)
+
+    def _sum(self, own: float) -> float:
+        return float(self._comm.allreduce(np.array([own]), "sum")[0])
 
     @contextmanager
     def _in_stages(self, part: Part) -> Iterator[None]:
@@ -267,7 +261,7 @@ class Pipeline:
         draw random numbers of its own, except for plain tensors."""
         running.asks = True
         try:
-            with RankStream(stream_of(self._comm), self._any) if part.divided else nullcontext():
+            with RankStream(stream_of(self._comm), self._any) if part.shared else nullcontext():
                 yield
         finally:
             running.asks = False
@@ -312,8 +306,7 @@ class Pipeline:
         counted = [cast(torch.Tensor, each.grad) for each in parameters if not self._tied.is_copy(each)]
         own = torch.nn.utils.get_total_norm(counted)
         own = own.full_tensor() if hasattr(own, "full_tensor") else own
-        everyone = self._comm.allreduce(np.array([float(own) ** 2]), "sum")[0]
-        return math.sqrt(everyone / (self._comm.size // self._pp))
+        return math.sqrt(self._sum(float(own) ** 2) / (self._comm.size // self._pp))
 
     def accept_gradients(self) -> None:
         """Take the gradients as they are, after the script changed them element by element (``clip_grad_value_``)."""

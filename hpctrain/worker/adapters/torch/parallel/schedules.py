@@ -32,30 +32,14 @@ SCHEDULES: dict[str, tuple[type, int]] = {
 }
 # The most schedules kept. Each holds an activation and a gradient per micro-batch and neighbouring stage.
 _KEPT = 8
-# Methods of PyTorch's stages that _Stage replaces. They came together, with the metadata that it reads.
-_REPLACED = (
-    "_backward_metadata_inference",
-    "_compute_input_grads",
-    "_compute_outputs",
-    "_post_metadata_inference_cleanup",
-)
 
 
 def schedule_on(pp: int, schedule: str) -> str:
     """The schedule that runs on so many ranks: one rank alone has one stage, and nobody to wait for.
 
     Raises:
-        HpctrainError: there is no such schedule, or another PyTorch's stages work otherwise: the first rank would fail
-            in its first step, and the last one would wait for it.
+        HpctrainError: there is no such schedule.
     """
-    if missing := [name for name in _REPLACED if not hasattr(PipelineStage, name)]:
-        raise HpctrainError(
-            "HT-torch-version-unfit",
-            "pipelines need PyTorch 2.13, and this one, {version}, has no {missing}",
-            "pip install torch==2.13.0; or --mesh without pp",
-            version=torch.__version__,
-            missing=f"PipelineStage.{missing[0]}",
-        )
     if schedule not in SCHEDULES:
         raise HpctrainError(
             "HT-choice-unknown",

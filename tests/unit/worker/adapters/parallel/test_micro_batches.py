@@ -41,5 +41,4 @@ def test_the_mean_over_ranks_of_weighted_means_is_that_of_the_batch(sizes, plain
 
 
 def test_a_batch_of_fewer_samples_than_ranks_is_computed_by_each():
-    assert [(len(part.inputs), part.divided) for part in parts(torch.zeros(2), (1, 1, 0))] == [(2, 1)] * 3
-    assert [part.divided for part in parts(torch.zeros(3), (1, 1, 1))] == [3] * 3
+    assert [(len(part.inputs), part.weight) for part in parts(torch.zeros(2), (1, 1, 0))] == [(2, 1)] * 3
