@@ -14,13 +14,11 @@ from types import FunctionType
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from hpctrain.worker.adapters.torch.backward_passes import BackwardPasses, watch_gradients
-from hpctrain.worker.adapters.torch.guarding import checksums
 from hpctrain.worker.adapters.torch.optimizer_contents import (
     Optimizer,
     optimizers_in,
@@ -109,26 +107,17 @@ class _Shared:
         def called(*args: Any, **kwargs: Any) -> Any:
             if self._outer is not None or self._in_method:
                 return method(*args, **kwargs)
-            self._given = self._content()
             self._in_method = True
             self._take_gradients()
             try:
                 result = method(*args, **kwargs)
             finally:
                 self._in_method = False
-            # A rank without rows of any parameter sees no change.
-            changed = torch.tensor([self._content() != self._given], dtype=torch.int32, device=self._mesh.device_type)
-            dist.all_reduce(changed, dist.ReduceOp.MAX, self._mesh.get_group())
-            if changed.item():
-                self._give_parameters()
+            self._give_parameters(changed_only=True)  # autograd counts changes of what a graph has
+            self._take_gradients()  # for scripts that clip the optimizer's parameters next
             return result
 
         return called
-
-    def _content(self) -> tuple[list[int], list[int]]:
-        """A value that a write to a part changes: DTensors count versions, and checksums show writes by ``.data``."""
-        own = checksums(local_tensor(part) for part, _ in self._parts)
-        return [part._version for part, _ in self._parts], own.tolist()
 
     def _take_gradients(self) -> None:
         for part, parameter in self._parts:
@@ -143,13 +132,13 @@ class _Shared:
             part.grad = None
 
     @torch.no_grad()
-    def _give_parameters(self) -> None:
+    def _give_parameters(self, *, changed_only: bool = False) -> None:
         for part, parameter in self._parts:
             if part.requires_grad:
-                parameter.copy_(cast(DTensor, part).full_tensor().view(parameter.shape))
+                whole = cast(DTensor, part).full_tensor().view(parameter.shape)
+                if not changed_only or not torch.equal(whole, parameter):
+                    parameter.copy_(whole)
         self.drop_gradients()
-        if self._in_method:
-            self._given = self._content()
 
     def _zero_grad(self, set_to_none: bool = True) -> None:
         if set_to_none:
