@@ -239,7 +239,7 @@ def sum_over_ranks(
         total = ranks.sum(own, name)
         total = total if divisor == 1 else total / divisor
     if own.requires_grad and torch.is_grad_enabled():
-        return _apply_sum(own, [total], Added(own, ranks, name, divisor))
+        return _apply_sum(own, [total], ranks, name, divisor)
     return total
 
 
@@ -275,39 +275,27 @@ def mean_over_ranks(own: torch.Tensor, ranks: DataRanks) -> torch.Tensor:
     return sum_over_ranks(own, ranks, "a gradient", ranks.size)
 
 
-class Added(NamedTuple):
-    """A tensor that was added up over the ranks, how it is named in messages, and what the sum was divided by."""
-
-    own: torch.Tensor
-    ranks: DataRanks
-    name: str
-    divisor: torch.Tensor | float
-
-
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, total: list[torch.Tensor], added: Added) -> torch.Tensor:
-        ctx.added = added
+    def forward(
+        ctx: Any,
+        own: torch.Tensor,
+        total: list[torch.Tensor],
+        ranks: DataRanks,
+        name: str,
+        divisor: torch.Tensor | float,
+    ) -> torch.Tensor:
+        ctx.ranks, ctx.name, ctx.divisor = ranks, name, divisor
         return total[0]
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        _, ranks, name, divisor = ctx.added
-        return sum_over_ranks(gradient, ranks, f"the gradient of {name}") / divisor, None, None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+        total = sum_over_ranks(gradient, ctx.ranks, f"the gradient of {ctx.name}")
+        return total / ctx.divisor, None, None, None, None
 
 
 # Without what Function.apply does for functorch, whose tensors have no numbers to add up.
 _apply_sum: Callable[..., torch.Tensor] = super(torch.autograd.Function, _Sum).apply
-
-
-def added_to(total: Any) -> Added | None:
-    """What was added up to give this tensor, unless the script sees its gradient."""
-    node: Any = getattr(total, "grad_fn", None)
-    of_sum = isinstance(node, _Sum._backward_cls)
-    if not of_sum or total._backward_hooks or total.retains_grad:
-        return None
-    added: Added = node.added
-    return added
 
 
 class _Spread(torch.autograd.Function):
