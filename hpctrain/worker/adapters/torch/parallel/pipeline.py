@@ -17,7 +17,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh, stream_of
 from hpctrain.worker.adapters.torch.backward_passes import refuse_ended
-from hpctrain.worker.adapters.torch.batch.rank_streams import RankStream
+from hpctrain.worker.adapters.torch.batch.edge import RankStream
 from hpctrain.worker.adapters.torch.batch.tensor import running
 from hpctrain.worker.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
 from hpctrain.worker.adapters.torch.guarding import guard_over
