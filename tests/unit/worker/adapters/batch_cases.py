@@ -81,12 +81,6 @@ OPERANDS: dict[str, Make] = {
     "w3": _plain(36, (2, 4, 2, 2, 2)),
     "four": _plain(37, (4,)),
     "four_reduced": _plain(38, (4,), reduced=True),
-    "eight": _plain(39, (8,)),
-    "heads": _batch(40, (2, 3, 4)),
-    "heads2": _batch(41, (2, 3, 4)),
-    "heads3": _batch(42, (2, 3, 4)),
-    "heads_plain": _plain(43, (2, 3, 4), rows=True),
-    "attended": _plain(44, (3, 3)),
 }
 # What stands for a name in calls, one after the other.
 CHOICES: dict[str, list[Any]] = {
@@ -253,7 +247,6 @@ _cases(
 # Random numbers.
 _cases("randint_like", "func(x, 5); func(x, 2, 7); func(i, 3)", draws=True)
 _cases("rand_like randn_like", "func(x); func(x, dtype=torch.float32); func(f)", draws=True)
-_cases("dropout", "func(x); func(x, 0.3); func(x, training=False); func(x * 1, inplace=True)", draws=True)
 _cases("bernoulli_ random_ exponential_ cauchy_ log_normal_ uniform_ normal_", "func(x.detach().clone())", draws=True)
 _cases("geometric_", "func(x.detach().clone(), 0.4)", draws=True)
 
@@ -506,13 +499,6 @@ _cases(
     func(x3, matrix); func(one, vector); func(x, y)
     """,
 )
-_cases(
-    "embedding",
-    """
-    func(labels, matrix); func(labels, matrix_reduced); func(i.clamp(0, 2), matrix, padding_idx=1)
-    func(labels, matrix, scale_grad_by_freq=True); func(labels, x)
-    """,
-)
 _cases("conv1d", "func(signal, w1); func(signal, w1, w1[:, 0, 0], stride=2, padding=1); func(signal[0], w1)")
 _cases(
     "conv2d",
@@ -555,33 +541,6 @@ _cases(
     func(signal, (2, 1), 'reflect'); func(x, (1, 2)); func(x, (1, 2, 3, 4)); func(signal, (0, 0, 0, 0, 1, 1))
     """,
 )
-_cases("one_hot", "func(labels, 3); func(labels); func(i.clamp(0), num_classes=9); func(labels, 1)")
-_cases(
-    "layer_norm",
-    """
-    func(signal, (8,)); func(signal, (4, 8)); func(signal, (8,), eight, eight * 2); func(x, (3,)); func(one, (5,))
-    func(signal, (3,))
-    """,
-)
-_cases("rms_norm", "func(signal, (8,)); func(signal, (8,), eight)")
-_cases(
-    "scaled_dot_product_attention",
-    """
-    func(heads, heads2, heads3); func(heads, heads2, heads_plain); func(heads, heads2, heads3, is_causal=True)
-    func(heads, heads2, heads3, attended); func(heads, heads2, heads3, attn_mask=attended)
-    func(heads[0], heads[0], heads[0]); func(x3, x3, y3); func(x, x, y)
-    func(matrix[:0], matrix[:0], heads3); func(heads_plain[:1, :, :0], heads_plain[:1], heads3)
-    """,
-)
-_cases("pairwise_distance", "func(x, y); func(x3, y3, keepdim=True); func(x, whole, 1.0); func(x, vector)")
-_cases(
-    "cosine_similarity",
-    """
-    func(x, y); func(x3, y3); func(x, y, -1); func(x3, y3, dim=-1); func(x, whole, dim=-1); func(x3, y3, dim=1)
-    func(x, vector, dim=-1)
-    """,
-)
-_cases("cdist", "func(x3, y3); func(x3, matrix); func(x, y); func(x3, y3, p=1.0)")
 
 # Functions without a rule, and changes of views, for computations that are composed of calls.
 COMPOSED = _made(

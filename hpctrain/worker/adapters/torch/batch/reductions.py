@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from hpctrain.worker.adapters.torch.batch.elementwise import aligned, elementwise, for_rows, part_of, tensors_in
+from hpctrain.worker.adapters.torch.batch.elementwise import aligned, elementwise, for_rows, part_of
 from hpctrain.worker.adapters.torch.batch.ranks import sum_over_ranks
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, on_whole, place_of, rule
 
@@ -147,15 +147,10 @@ def of_samples(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     return _with_shared(func, x, args, kwargs)
 
 
-@rule(*named("linear layer_norm rms_norm embedding", F))
-def of_last(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function of the last dimensions."""
+@rule(F.linear)
+def linear(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x = args[0]
-    last = {F.linear: 1, F.embedding: 0}.get(func) if func in (F.linear, F.embedding) else len(args[1])
-    if not isinstance(x, BatchTensor) or x.rows.dim >= x.dim() - (last or 0):
-        return NotImplemented
-    # Rescaling the weights, or gradients by how often a row occurs, concerns the whole batch.
-    if any(kwargs.get(name) for name in ("max_norm", "scale_grad_by_freq", "sparse")):
+    if not isinstance(x, BatchTensor) or x.rows.dim == x.dim() - 1:
         return NotImplemented
     return _with_shared(func, x, args, kwargs)
 
@@ -185,24 +180,6 @@ def along_dim(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if place_of(dim, operands.dims) == operands.dims - operands.from_end:
         return NotImplemented
     return operands.result(func(*operands.args, **kwargs))
-
-
-@rule(*named("scaled_dot_product_attention pairwise_distance cosine_similarity", F), torch.cdist)
-def of_pairs(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function of the last dimensions of several operands, whose leading dimensions are broadcast."""
-    last = 1 if func in (F.pairwise_distance, F.cosine_similarity) else 2
-    if kwargs.get("dropout_p") or len(args) > (2 if last == 1 else 4):
-        return NotImplemented
-    operands = aligned(args, kwargs)
-    if operands is None or operands.from_end <= last or 0 in operands.rows.sizes:
-        return NotImplemented
-    if not all(each.numel() for each in tensors_in(args, kwargs)):
-        return NotImplemented  # an attention without elements has the shape of its queries, not that of broadcasting
-    dim = kwargs.get("dim", 1 if func is F.cosine_similarity else -1)
-    if place_of(dim, operands.dims) != operands.dims - 1:
-        return NotImplemented
-    result = func(*operands.args, **operands.kwargs)
-    return BatchTensor(result, operands.rows.along(operands.dims - operands.from_end))
 
 
 # PyTorch hands losses on with their operands by position and everything else by name.

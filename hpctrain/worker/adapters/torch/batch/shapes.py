@@ -7,7 +7,6 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hpctrain.worker.adapters.torch.batch.elementwise import for_rows, part_of
@@ -277,15 +276,6 @@ def setitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     mask[index], values[index] = True, whole_of(value)
     x.local.copy_(torch.where(own_rows(mask, x.rows), own_rows(values, x.rows), x.local))
     return None
-
-
-@rule(F.one_hot)
-def one_hot(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    x = args[0]
-    classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
-    if not isinstance(x, BatchTensor) or classes < 1:
-        return NotImplemented
-    return BatchTensor(func(x.local, classes), x.rows)
 
 
 @rule(torch.stack)
