@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
@@ -74,64 +73,37 @@ _CHECKED = 8
 _ROUNDING = {2: 3e-2, 4: 1e-3, 8: 1e-6}
 
 
-class _Part(NamedTuple):
-    output: torch.Tensor
-    target: torch.Tensor
-    loss: float
-
-
-def _form(part: _Part) -> tuple[object, ...]:
-    """What has to be alike in micro-batches that are joined."""
-    return part.output.shape[1:], part.output.dtype, part.target.shape[1:], part.target.dtype
-
-
 class MeanLosses:
     """The check of a pipeline's loss function, which ends after a few comparisons."""
 
     def __init__(self, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
         self._loss = loss
         self._left = _CHECKED
-        self._before: _Part | None = None
+        # The last micro-batch's outputs and targets.
+        self._before: list[torch.Tensor] | None = None
 
     def begin(self) -> None:
         """A batch begins: losses before it had other parameters, where a part of the network is in the loss."""
         self._before = None
 
     @torch.no_grad()
-    def check(self, output: torch.Tensor, target: torch.Tensor, found: torch.Tensor) -> None:
-        """Refuse a loss that is no mean over samples.
-
-        Args:
-            output: of a micro-batch, without padding.
-            target: its targets.
-            found: its loss.
-        """
-        if not self._left or found.numel() != 1:
+    def check(self, output: torch.Tensor, target: torch.Tensor) -> None:
+        """Refuse a loss that is no mean over samples, from a micro-batch without padding and the one before it."""
+        if not self._left:
             return
-        own = _Part(output.detach(), target.detach(), float(found))
-        before, self._before = self._before, own
-        generator = torch.default_generator.get_state()
-        if before is None:
-            # A batch may be a single micro-batch, which its halves tell about. Some losses fail on a single sample.
-            if len(output) < 4:
-                return
-            half = len(output) // 2
-            one, other = (
-                _Part(rows, labels, float(self._loss(rows, labels)))
-                for rows, labels in zip(own.output.tensor_split([half]), own.target.tensor_split([half]), strict=True)
-            )
-            together = own.loss
-        elif _form(before) == _form(own):
-            one, other = before, own
-            together = float(self._loss(torch.cat([one.output, other.output]), torch.cat([one.target, other.target])))
-        else:
+        before, self._before = self._before, [output.detach(), target.detach()]
+        parts = _two_parts(before, self._before)
+        if parts is None:
             return
         self._left -= 1
+        generator = torch.default_generator.get_state()
+        own = [float(self._loss(*part)) for part in parts]
+        together = float(self._loss(*(torch.cat(tensors) for tensors in zip(*parts, strict=True))))
         if not torch.equal(torch.default_generator.get_state(), generator):  # a loss with random numbers
             torch.default_generator.set_state(generator)
             return
-        samples = len(one.output), len(other.output)
-        mean = (one.loss * samples[0] + other.loss * samples[1]) / sum(samples)
+        sizes = [len(part[0]) for part in parts]
+        mean = sum(loss * size for loss, size in zip(own, sizes, strict=True)) / sum(sizes)
         tolerance = _ROUNDING.get(output.itemsize, 1e-3) * max(abs(mean), abs(together))
         # A micro-batch of masked samples alone has no mean.
         if not abs(together - mean) <= tolerance + 1e-12 and not math.isnan(together):
@@ -145,3 +117,14 @@ class MeanLosses:
                 together=together,
                 mean=mean,
             )
+
+
+def _two_parts(before: list[torch.Tensor] | None, now: list[torch.Tensor]) -> Sequence[Sequence[torch.Tensor]] | None:
+    """Outputs with targets, twice, that can be joined: of the last two micro-batches, or halves of a batch's first."""
+    if before is not None:
+        pairs = zip(before, now, strict=True)
+        alike = all(one.shape[1:] == other.shape[1:] and one.dtype == other.dtype for one, other in pairs)
+        return (before, now) if alike else None
+    # A batch may be a single micro-batch. Some losses fail on a single sample.
+    half = len(now[0]) // 2
+    return list(zip(*(each.tensor_split([half]) for each in now), strict=True)) if half > 1 else None

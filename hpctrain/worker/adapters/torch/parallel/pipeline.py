@@ -279,8 +279,8 @@ class Pipeline:
         if count == 0:
             return output[:0].sum()
         found = self._loss_of(output[:count], target[:count])
-        if self._means is not None:
-            self._means.check(output[:count], target[:count], found)
+        if self._means is not None and found.numel() == 1:
+            self._means.check(output[:count], target[:count])
         return found * factor
 
     def clip_grad_norm_(self, max_norm: float) -> float:

@@ -41,7 +41,7 @@ def _check(loss: Loss, sizes: list[int], dtype: torch.dtype = torch.float64, of_
         if number % of_a_batch == 0:
             check.begin()
         output, target = torch.randn(size, 3, dtype=dtype), torch.randint(0, 3, (size,))
-        check.check(output, target, loss(output, target))
+        check.check(output, target)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -59,7 +59,7 @@ def test_losses_of_different_batches_are_not_compared() -> None:
     for _ in range(4):
         check.begin()
         output, target = torch.randn(4, 3), torch.randint(0, 3, (4,))
-        check.check(output, target, F.cross_entropy(output * head, target))
+        check.check(output, target)
         head += 1
 
 
