@@ -165,34 +165,29 @@ def watch_steps(
         each.register_step_post_hook(lambda *_: guard.updated())
 
 
+# What PyTorch's messages about divided tensors mean to a script.
+_EXPLAINED = {
+    "Cannot flatten unevenly sharded tensor": (
+        "a parameter or gradient that is divided over the ranks, of which they have different numbers of rows, cannot "
+        "be flattened: take t.full_tensor() if hasattr(t, 'full_tensor') else t on all ranks before reshape, view or "
+        "flatten; plan=ht.ParallelPlan(zero=1) keeps whole parameters and gradients"
+    ),
+    "appears to not have been used in the graph": (
+        "the loss was not computed from what torch.autograd.grad differentiates by; if that is a parameter that is "
+        "divided over the ranks, it was computed from the gathered one: call backward(), and take p.grad"
+    ),
+    "mixed torch.Tensor and DTensor": (
+        "a parameter that is divided over the ranks, or what was computed from it, met a tensor of this rank's own: "
+        "call the model or modules in it, which gather their parameters, rather than functions of their weights; in a "
+        "penalty, take p.full_tensor() if hasattr(p, 'full_tensor') else p for each p of model.parameters(); "
+        "plan=ht.ParallelPlan(zero=1) keeps whole parameters"
+    ),
+}
+
+
 def of_divided_tensors(error: BaseException) -> str:
     """What PyTorch's message about a divided tensor means to a script; nothing for other errors.
 
     PyTorch 2.13 raises it in C++, where Python cannot replace it: ``hpctrain run`` prints this after the error.
     """
-    if "Cannot flatten unevenly sharded tensor" in str(error):
-        return (
-            "a parameter or gradient that is divided over the ranks, of which they have different numbers of rows, "
-            "cannot be flattened: take t.full_tensor() if hasattr(t, 'full_tensor') else t on all ranks before "
-            "reshape, view or flatten; plan=ht.ParallelPlan(zero=1) keeps whole parameters and gradients"
-        )
-    if "FSDP does not support deepcopy" in str(error):
-        return "a model that is divided over the ranks cannot be copied; plan=ht.ParallelPlan(zero=1) keeps it whole"
-    if "Can't pickle <class 'torch.distributed.fsdp" in str(error):
-        return (
-            "a model that is divided over the ranks cannot be saved as an object: save its state, by "
-            "torch.distributed.checkpoint or hpctrain's own checkpoints"
-        )
-    if "appears to not have been used in the graph" in str(error):
-        return (
-            "the loss was not computed from what torch.autograd.grad differentiates by; if that is a parameter that is "
-            "divided over the ranks, it was computed from the gathered one: call backward(), and take p.grad"
-        )
-    if "mixed torch.Tensor and DTensor" not in str(error):
-        return ""
-    return (
-        "a parameter that is divided over the ranks, or what was computed from it, met a tensor of this rank's own: "
-        "call the model or modules in it, which gather their parameters, rather than functions of their weights; in a "
-        "penalty, take p.full_tensor() if hasattr(p, 'full_tensor') else p for each p of model.parameters(); "
-        "plan=ht.ParallelPlan(zero=1) keeps whole parameters"
-    )
+    return next((meaning for words, meaning in _EXPLAINED.items() if words in str(error)), "")
