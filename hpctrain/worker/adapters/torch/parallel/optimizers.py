@@ -20,8 +20,6 @@ from hpctrain.worker.adapters.torch.tensor_pieces import local_pieces, local_ten
 
 New = Mapping[int, Sequence[nn.Parameter]]
 
-# Their fused kernels take DTensors (torch/distributed/tensor/_ops/_pointwise_ops.py of PyTorch 2.13); SGD's does not.
-_FUSED = (torch.optim.Adam, torch.optim.AdamW)
 # Their operations on several tensors at once are exact with DTensors; those of ASGD are not, and others lack some.
 _FOREACH = (
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
@@ -71,7 +69,7 @@ def rewire(optimizer: Optimizer, now: New) -> None:
         for parameters in (*(group["params"] for group in each.param_groups), *lists):
             parameters[:] = [new for old in parameters for new in now.get(id(old), [old])]
         _move_state(each.state, now)
-        fuse(each)
+        _update_together(each)
 
 
 def _move_state(state: dict[Any, Any], now: New) -> None:
@@ -126,26 +124,16 @@ def _check(optimizer: Optimizer, known: set[int]) -> None:
         )
 
 
-def fuse(optimizer: Optimizer) -> None:
-    """Let an optimizer of DTensors update all of them in one kernel, since a loop spends its time on dispatch.
+def _update_together(optimizer: Optimizer) -> None:
+    """Let an optimizer of DTensors update all of them at once, since a loop spends its time on dispatch.
 
     The script's own choice stays. Rules that are not known to be exact that way get a loop.
     """
     for group in optimizer.param_groups:
-        if not any(isinstance(each, DTensor) for each in group["params"]) or group.get("foreach", True) is not None:
-            continue
-        if type(optimizer) not in _FOREACH:
-            group["foreach"] = False
-        elif _fits_kernels(group):
-            fused = type(optimizer) in _FUSED and not optimizer.state
-            group["foreach"] = not fused
-            if fused:
-                group["fused"] = True
-
-
-def _fits_kernels(group: dict[str, Any]) -> bool:
-    chosen = group.get("fused") is not None or group.get("capturable") or group.get("differentiable")
-    return not chosen and all(each.is_floating_point() for each in group["params"])
+        parameters, chosen = group["params"], group.get("foreach", False) is not None or group.get("fused") is not None
+        if not chosen and any(isinstance(each, DTensor) for each in parameters):
+            fits = type(optimizer) in _FOREACH and all(each.is_floating_point() for each in parameters)
+            group["foreach"] = fits and not group.get("capturable") and not group.get("differentiable")
 
 
 def agree_on_overflow(optimizers: Sequence[Optimizer], mesh: DeviceMesh) -> None:
