@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -19,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hpctrain.common.run.step_records import NAMELESS, Kept, RankFacts, projection
+from hpctrain.common.run.step_records import NAMELESS, Kept, projection
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, running
 from hpctrain.worker.adapters.torch.optimizer_contents import optimizers_in, whole_of
 from hpctrain.worker.adapters.torch.steps import with_closure
@@ -43,7 +41,7 @@ class TorchSteps:
         # The optimizer whose step is running, around any steps of optimizers within it, such as Lookahead's base.
         self._outer: Optimizer | None = None
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._names = ParameterNames(recorder.facts)
+        self._names = ParameterNames()
         # The projections of this rank's own gradients since the last step, by the parameter's id.
         self._own: dict[int, tuple[torch.Tensor, NDArray[np.float64]]] = {}
         self._generator = torch.Generator().manual_seed(0)
@@ -80,6 +78,7 @@ class TorchSteps:
         nn.Module._call_impl = recorded  # type: ignore[assignment, method-assign]
 
     def _before_call(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        self._names.add(module)
         if module not in self._seen:
             self._seen.add(module)
             self._note_module(module)
@@ -143,6 +142,7 @@ class TorchSteps:
             if running.rows is not None or own is not value:
                 self._recorder.facts.batches = True
             received = running.asks and own.requires_grad  # from another stage of a pipeline
+            self._recorder.facts.divided |= received
             if own.grad_fn is None and not received:
                 self._recorder.samples(_numbers(own.detach()))
             return
@@ -260,38 +260,28 @@ def _double(value: Any) -> Any:
 
 
 class ParameterNames:
-    """The name of each parameter in its model, and a number of those that several models have by turns."""
+    """The name of each parameter in the first model that is called with it, and a number where several have one."""
 
-    def __init__(self, facts: RankFacts) -> None:
-        self._facts = facts
+    def __init__(self) -> None:
         # By the tensors themselves: what a script makes later may get the identity of what is gone.
         self._names: Any = WeakTensorKeyDictionary()
         self._places: dict[str, tuple[weakref.ref[Any], str]] = {}
 
+    def add(self, model: nn.Module) -> None:
+        """Take the names of a model that is called."""
+        for name, parameter in model.named_parameters():
+            if parameter not in self._names:
+                self._names[parameter] = self._title(model, name)
+
     def of(self, parameters: list[torch.Tensor]) -> Mapping[torch.Tensor, str]:
         """The name of each; of one without a model, its place among them."""
-        if any(each not in self._names for each in parameters):
-            self._find({id(each): each for each in parameters})
         for place, each in enumerate(parameters):
             self._names.setdefault(each, f"{NAMELESS}{place}")
         names: Mapping[torch.Tensor, str] = self._names
         return names
 
-    def _find(self, wanted: dict[int, torch.Tensor]) -> None:
-        objects = gc.get_objects()
-        modules = [each for each in objects if _is_module(each)]
-        inner = {id(part) for module in modules for part in module.modules() if part is not module}
-        outer = [each for each in modules if id(each) not in inner and any(id(p) in wanted for p in each.parameters())]
-        pipelines = [each for each in objects if _is_pipeline(each)]
-        self._facts.divided |= bool(pipelines)
-        # A pipeline knows by which name one process has a parameter that two stages share.
-        for owner in [*pipelines, *outer]:
-            for name, parameter in owner.named_parameters():
-                if id(parameter) in wanted and parameter not in self._names:
-                    self._names[parameter] = self._title(owner, name)
-
-    def _title(self, owner: Any, name: str) -> str:
-        place, title, number = (weakref.ref(owner), name), short_name(name), 2
+    def _title(self, model: nn.Module, name: str) -> str:
+        place, title, number = (weakref.ref(model), name), short_name(name), 2
         # One place has several parameters by turns under FSDP2: whole ones, and a rank's part.
         while self._places.setdefault(title, place) != place:
             title, number = f"{short_name(name)} ({number})", number + 1
@@ -301,14 +291,3 @@ class ParameterNames:
 def short_name(name: str) -> str:
     """A parameter's name without the names of what wraps its model."""
     return ".".join(word for word in name.split(".") if word not in _WRAPPERS)
-
-
-def _is_module(value: Any) -> bool:
-    with contextlib.suppress(Exception):  # objects of every kind, in any state
-        return issubclass(type(value), nn.Module)
-    return False
-
-
-def _is_pipeline(value: Any) -> bool:
-    module = sys.modules.get("hpctrain.worker.adapters.torch.parallel.pipeline")
-    return module is not None and type(value) is module.Pipeline
