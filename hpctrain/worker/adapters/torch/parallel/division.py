@@ -21,10 +21,9 @@ from hpctrain.worker.adapters.torch.batch.derivatives import watch_engine
 from hpctrain.worker.adapters.torch.guarding import guard_over, release, settings_of
 from hpctrain.worker.adapters.torch.optimizer_contents import facts_of, optimizers_in
 from hpctrain.worker.adapters.torch.parallel.gathered import Gathered
-from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring, agree_on_overflow
+from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring, agree_on_overflow, share_state
 from hpctrain.worker.adapters.torch.parallel.parallel_plan import ParallelPlan
 from hpctrain.worker.adapters.torch.parallel.sharding import device_mesh, divide, recompute, sizes_of
-from hpctrain.worker.adapters.torch.parallel.shared_state import share_state
 from hpctrain.worker.adapters.torch.steps import mean_loss, step_recorder, with_closure
 from hpctrain.worker.comm import Communicator
 
