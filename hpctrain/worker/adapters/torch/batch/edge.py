@@ -241,7 +241,7 @@ def _dims_of(
     left, own = first.left() if first else Left(), [long_dims(result, rows) for result in results]
     if may_coincide(own, rows):
         own = dims_of_rows(own, longer(), rows)
-    found = rows.ranks.exchange((left, own))
+    found = rows.ranks.comm.allgather_object((left, own))
     others, even = 1 if known.recurrent else rows.dim, len(set(rows.sizes)) == 1
     dims = agreed_dims([each for _, each in found], first=rows.dim, others=others, even=even)
     keeping = keeping_parts([left for left, _ in found])

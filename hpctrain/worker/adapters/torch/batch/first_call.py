@@ -106,7 +106,7 @@ def name_moved(ranks: DataRanks, model: str, found: Sequence[Left]) -> None:
     names = [name for name, value in everyone[0].items() if any(each.get(name) != value for each in everyone)]
     if names:
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        ranks.say(
+        ranks.comm.say(
             f"warning: {', '.join(names[:_NAMED])}{more} of {model} follow each rank's own samples, and differ between "
             "the ranks; average them by hand, or compute them outside of the model, where a batch is whole"
         )

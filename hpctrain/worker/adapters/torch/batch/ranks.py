@@ -12,7 +12,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,8 +29,6 @@ _WORDS = 16
 _SMALL = _WORDS - 1
 # Gathered bytes a step from which on it is worth knowing what gathers them.
 _LARGE = 64_000_000
-
-T = TypeVar("T")
 
 
 class DataRanks:
@@ -117,14 +115,6 @@ class DataRanks:
                 f"at {line or 'some line'} needs the whole batch; a function of rows, or of fewer columns, costs less"
             )
         return gathered
-
-    def say(self, text: str) -> None:
-        """Print a message for the user, once for all ranks."""
-        self.comm.say(text)
-
-    def exchange(self, own: T) -> list[T]:
-        """What each rank has found, on all ranks."""
-        return self.comm.allgather_object(own)
 
     def _meet(self, values: list[float], name: str) -> list[float]:
         """The sums of a few numbers over the data ranks, after all ranks have shown that they are at one place."""

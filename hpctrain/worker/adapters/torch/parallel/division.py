@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,6 @@ from torch.distributed.fsdp import FSDPModule
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh
-from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.torch.backward_passes import BackwardPasses, watch_gradients
 from hpctrain.worker.adapters.torch.batch.derivatives import watch_engine
 from hpctrain.worker.adapters.torch.guarding import guard_over, release, settings_of
@@ -96,9 +95,9 @@ class Division:
             check = _watch_passes(self._model)
         for each in self._optimizers:
             each.register_step_pre_hook(lambda *_: check())
-        guard = guard_over(self._comm, self._model.named_parameters(), every=self._guard_every, divided=True)
-        watch_steps(guard, self._comm, self._optimizers, step_recorder(self._comm, self._model))
-        agree_on_overflow(self._optimizers, mesh)
+        note = step_recorder(self._comm, self._model)
+        named = self._model.named_parameters()
+        watch_steps(self._comm, named, self._optimizers, mesh, note=note, guard_every=self._guard_every)
 
 
 def _watch_passes(model: nn.Module) -> Callable[[], None]:
@@ -134,10 +133,18 @@ def check_plan(model: nn.Module, sizes: dict[Any, int], plan: ParallelPlan) -> N
 
 
 def watch_steps(
-    guard: Guard, comm: Communicator, optimizers: Optimizers, note: Callable[[torch.optim.Optimizer], None] | None
+    comm: Communicator,
+    parameters: Iterable[tuple[str, nn.Parameter]],
+    optimizers: Optimizers,
+    mesh: DeviceMesh,
+    *,
+    note: Callable[[torch.optim.Optimizer], None] | None,
+    guard_every: int,
 ) -> None:
     """Record and guard the first optimizer's steps as those of the model; PyTorch reduces the gradients of all."""
     comm.distributed = True
+    guard = guard_over(comm, parameters, every=guard_every, divided=True)
+    agree_on_overflow(optimizers, mesh)
     for each in optimizers:
         for inner in optimizers_in(each):
             facts_of(inner).reduced_elsewhere = True

@@ -20,10 +20,9 @@ from hpctrain.worker.adapters.torch.backward_passes import refuse_ended
 from hpctrain.worker.adapters.torch.batch.edge import RankStream
 from hpctrain.worker.adapters.torch.batch.tensor import running
 from hpctrain.worker.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
-from hpctrain.worker.adapters.torch.guarding import guard_over
 from hpctrain.worker.adapters.torch.parallel.division import check_plan, watch_steps
 from hpctrain.worker.adapters.torch.parallel.micro_batches import MeanLosses, MicroBatches, Part, padded, part_of
-from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring, agree_on_overflow
+from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
 from hpctrain.worker.adapters.torch.parallel.parallel_plan import ParallelPlan
 from hpctrain.worker.adapters.torch.parallel.schedules import SCHEDULES, Schedules, connect, schedule_on
 from hpctrain.worker.adapters.torch.parallel.sharding import (
@@ -127,9 +126,8 @@ class Pipeline:
         for stage in self.stages:
             divide(stage, self._mesh, self._plan, keep=True)
         rewiring.apply(self.stages)
-        guard = guard_over(self._comm, self.named_parameters(), every=guard_every, divided=True)
-        watch_steps(guard, self._comm, optimizers, note)
-        agree_on_overflow(optimizers, self._mesh)
+        named = self.named_parameters()
+        watch_steps(self._comm, named, optimizers, self._mesh, note=note, guard_every=guard_every)
         self._check_ties(ties)
         self._by_number = dict(zip(own, self.stages, strict=True))
         self._tied = TiedGradients(ties, self._by_number, self._mesh["pp"].get_group())
