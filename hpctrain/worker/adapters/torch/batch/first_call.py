@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -201,15 +200,11 @@ def results_without_traces(module: nn.Module, call: Callable[[], list[Any]], arg
     before = ModuleState(module)
     try:
         running.tries = True
-        with torch.no_grad(), _restored_streams():
+        devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+        with torch.no_grad(), torch.random.fork_rng(devices):
             return call()
     except Exception:
         return None
     finally:
         running.tries = False
         before.restore()
-
-
-def _restored_streams() -> contextlib.AbstractContextManager[None]:
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    return torch.random.fork_rng(devices)

@@ -7,7 +7,6 @@ something else at that moment, as under ``if comm.rank == 0:``, is found before 
 from __future__ import annotations
 
 import functools
-import math
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -67,15 +66,6 @@ class DataRanks:
         complex_numbers = wide.is_complex()
         total = self._group.allreduce_torch(torch.view_as_real(wide) if complex_numbers else wide)
         return (torch.view_as_complex(total) if complex_numbers else total).to(own.dtype)
-
-    def ratio(self, own: torch.Tensor, count: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor | float]:
-        """The sum over the data ranks of a number divided by that of another one, and the latter, by one message."""
-        if _is_small(own):
-            total, number = self._meet([own.item(), count.item()], name)
-            number = number or math.nan  # as PyTorch divides
-            return torch.full((), total / number, dtype=own.dtype, device="cpu"), number
-        both = self.sum(torch.stack((own.detach(), count.to(own.dtype))), name)
-        return both[0] / both[1], both[1]
 
     def gather(self, own: torch.Tensor, sizes: Sequence[int], dim: int, name: str = "gathered rows") -> torch.Tensor:
         """All data ranks' rows along ``dim``, joined in the order of the ranks.
@@ -224,7 +214,8 @@ def sum_over_ranks(
         divisor: what the sum is divided by: a number, or a tensor of one number, which is added up with the other.
     """
     if isinstance(divisor, torch.Tensor):
-        total, divisor = ranks.ratio(own, divisor, name)
+        both = ranks.sum(torch.stack((own.detach(), divisor.to(own.dtype))), name)
+        total, divisor = both[0] / both[1], both[1]
     else:
         total = ranks.sum(own, name)
         total = total if divisor == 1 else total / divisor
