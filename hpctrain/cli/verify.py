@@ -38,9 +38,6 @@ def verify(
     arguments: Arguments = None,
     ranks: Annotated[int | None, typer.Option("-np", metavar="N", min=1, help="Number of ranks; by default 2.")] = None,
     steps: Annotated[int, typer.Option("--steps", metavar="K", min=1, help="Steps of an optimizer to compare.")] = 5,
-    double: Annotated[
-        bool, typer.Option("--float64", help="Compute in double precision, where the work allows it.")
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
     oversubscribe: Oversubscribe = False,
     run_dir: Annotated[
@@ -85,7 +82,7 @@ def verify(
     from hpctrain.report.summary import summarise
 
     folder = _folder(run_dir)
-    options = Options(steps=steps, double=double, folder=folder, summarise=summarise)
+    options = Options(steps=steps, folder=folder, summarise=summarise)
     # mpirun would take the input that is meant for what comes after this command in a shell's loop.
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)

@@ -38,13 +38,11 @@ class Options:
 
     Attributes:
         steps: of an optimizer.
-        double: compute in double precision.
         folder: where the runs' directories go.
         summarise: gives the content of a run's ``summary.json``.
     """
 
     steps: int
-    double: bool
     folder: Path
     summarise: Callable[[RunDirectory, Plan, str], Summary]
 
@@ -143,11 +141,7 @@ def _alone(request: TrainingRequest) -> TrainingRequest:
 
 def _run(request: TrainingRequest, name: str, options: Options, perturb: float | None) -> _Ran:
     """Run the work in a directory of its own. The script's own files go where it writes them."""
-    settings = {
-        "steps": options.steps,
-        "perturb": perturb,
-        "float64": options.double,
-    }
+    settings = {"steps": options.steps, "perturb": perturb}
     environment = {
         **{key: value for key, value in _WAITS.items() if key not in os.environ},
         VERIFY.name: "1",

@@ -27,8 +27,6 @@ class KerasSteps:
 
     def watch(self) -> None:
         """Begin to record."""
-        if self._recorder.double:
-            keras.config.set_floatx("float64")
         self._watch_applying()
         self._watch_models()
         _leave_out_xla()

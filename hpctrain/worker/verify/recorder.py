@@ -35,13 +35,11 @@ class Recorder:
     Attributes:
         several: whether there are other ranks.
         perturbs: whether parameters begin with rounding errors, to see what these make of the results.
-        double: whether models compute in double precision.
     """
 
     def __init__(self, directory: RunDirectory, rank: int, ranks: int, settings: dict[str, Any]) -> None:
         self.several = ranks > 1
         self.perturbs: float | None = settings["perturb"]
-        self.double: bool = settings["float64"]
         self.facts = RankFacts()
         self._steps: int = settings["steps"]
         self._files = StepFiles(directory.path, rank)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hpctrain.common.run.step_records import NAMELESS, Kept, projection
@@ -48,8 +48,6 @@ class TorchSteps:
 
     def watch(self) -> None:
         """Begin to record."""
-        if self._recorder.double:
-            torch.set_default_dtype(torch.float64)
         self._watch_calls()
         if self._recorder.several:
             change_after_import({_SHARDED_BACKWARD: self._watch_sharded})
@@ -64,7 +62,7 @@ class TorchSteps:
         def recorded(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if self._depth or torch.compiler.is_compiling():
                 return call(module, *args, **kwargs)
-            args, kwargs = self._before_call(module, args, kwargs)
+            self._before_call(module, args, kwargs)
             before = torch.get_rng_state()
             self._depth += 1
             try:
@@ -77,17 +75,14 @@ class TorchSteps:
 
         nn.Module._call_impl = recorded  # type: ignore[assignment, method-assign]
 
-    def _before_call(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _before_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._names.add(module)
         if module not in self._seen:
             self._seen.add(module)
             self._note_module(module)
-        if self._recorder.double:
-            args, kwargs = tree_map(_double, (args, kwargs))
         if torch.is_grad_enabled() and _trains(module):
             with contextlib.suppress(Exception):  # inputs of any kind, in any state
                 self._note_samples(module, args, kwargs)
-        return args, kwargs
 
     def _note_module(self, module: nn.Module) -> None:
         facts = self._recorder.facts
@@ -252,11 +247,6 @@ def _kept(kind: str, name: str, tensor: torch.Tensor) -> Kept:
         whole = torch.view_as_real(whole)
     norm, values = projection(whole.reshape(-1), _numbers)
     return Kept(kind=kind, name=name, shape=tuple(whole.shape), dtype=_dtype(whole), norm=norm, values=values)
-
-
-def _double(value: Any) -> Any:
-    floats = type(value) is torch.Tensor and value.dtype == torch.float32 and value.grad_fn is None
-    return value.double() if floats else value
 
 
 class ParameterNames:
