@@ -163,8 +163,6 @@ class TorchSteps:
             return None
         self._outer = optimizer
         self._gradients: list[Kept] = []
-        if self._flat():
-            return None
 
         def computed(closure: Callable[[], Any]) -> Any:
             """Compute the gradients, of which the first ones are kept: those of before are the last step's."""
@@ -184,9 +182,6 @@ class TorchSteps:
         if self._outer is not optimizer:
             return
         self._outer = None
-        if flat := self._flat():
-            self._recorder.step(optimizer, list(_gathered(flat)))
-            return
         parameters = list(self._of(optimizer))
         own = [
             Kept(kind="own", name=name, shape=tuple(each.shape), dtype=_dtype(each), norm=0.0, values=found[1])
@@ -196,24 +191,12 @@ class TorchSteps:
         kept = [*self._gradients, *(_kept("parameter", name, each) for name, each in parameters), *own]
         self._recorder.step(optimizer, kept)
 
-    def _flat(self) -> list[Any]:
-        """The models of the first FSDP, whose flat parameters are each rank's own part of several."""
-        return [each for each in self._seen if type(each).__name__ == "FullyShardedDataParallel"]
-
     def _of(self, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         names = self._names.of([whole_of(each) for each in parameters])
         for each in parameters:
             self._recorder.facts.divided |= _is_divided(each)
             yield names[whole_of(each)], each
-
-
-def _gathered(models: list[Any]) -> Iterator[Kept]:
-    """The parameters of models of the first FSDP, whole."""
-    for model in models:
-        with type(model).summon_full_params(model, writeback=False):
-            for name, parameter in model.named_parameters():
-                yield _kept("parameter", short_name(name), parameter)
 
 
 def _trains(module: nn.Module) -> bool:
