@@ -21,7 +21,6 @@ from hpctrain.worker.adapters.torch.batch.edge import RankStream
 from hpctrain.worker.adapters.torch.batch.tensor import running
 from hpctrain.worker.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
 from hpctrain.worker.adapters.torch.parallel.division import check_plan, watch_steps
-from hpctrain.worker.adapters.torch.parallel.micro_batches import MeanLosses, MicroBatches, Part, padded, part_of
 from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
 from hpctrain.worker.adapters.torch.parallel.parallel_plan import ParallelPlan
 from hpctrain.worker.adapters.torch.parallel.schedules import SCHEDULES, Schedules, connect, schedule_on
@@ -33,7 +32,17 @@ from hpctrain.worker.adapters.torch.parallel.sharding import (
     sizes_of,
     tied_names,
 )
-from hpctrain.worker.adapters.torch.parallel.stages import Cut, Tie, TiedGradients, ties_of
+from hpctrain.worker.adapters.torch.parallel.stages import (
+    Cut,
+    MeanLosses,
+    MicroBatches,
+    Part,
+    Tie,
+    TiedGradients,
+    padded,
+    part_of,
+    ties_of,
+)
 from hpctrain.worker.adapters.torch.refusals import check_model, check_optimizer
 from hpctrain.worker.adapters.torch.steps import step_recorder
 from hpctrain.worker.comm import Communicator, current

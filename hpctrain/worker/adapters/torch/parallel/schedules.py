@@ -89,22 +89,20 @@ class Schedules:
 
     def _agree(self, size: int, inputs: torch.Tensor, target: torch.Tensor) -> None:
         trained = tuple(each.requires_grad for stage in self._stages.values() for each in stage.parameters())
-        batch = " and ".join(f"{tuple(each.shape)} of {each.dtype}" for each in (inputs, target))
-        code = zlib.crc32(f"{size} {batch} {_autocast(self._device.type)}".encode())
+        batch = [(size, each.shape, each.dtype, _autocast(self._device.type)) for each in (inputs, target)]
+        code = zlib.crc32(str(batch).encode())
         values = torch.tensor([code, -code, trained != self._trained], dtype=torch.int64, device=self._device)
         dist.all_reduce(values, dist.ReduceOp.MAX, self._group)
         highest, lowest, changed = values.tolist()
         if highest != -lowest:
-            everyone: list[Any] = [None] * dist.get_world_size(self._group)
-            dist.all_gather_object(everyone, batch, self._group)
             raise HpctrainError(
                 "HT-pipeline-different-batches",
-                "the ranks of one pipeline got different batches, or their batches before this one differed: {batches}",
+                "the ranks of one pipeline got different batches, or their batches before this one differed: inputs of "
+                "shape {shape} and targets of shape {target} here",
                 "give the ranks of pp the same tensors, as loader = ht.shard(loader) does, within or without autocast",
                 exit_code=1,
-                batches=", ".join(
-                    (f"inputs and targets of {each} on its rank {rank}" for rank, each in enumerate(everyone))
-                ),
+                shape=tuple(inputs.shape),
+                target=tuple(target.shape),
             )
         self._trained = trained
         if changed:

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch.nn import functional as F  # noqa: E402
 
 from hpctrain.common.errors import HpctrainError  # noqa: E402
-from hpctrain.worker.adapters.torch.parallel.micro_batches import MeanLosses  # noqa: E402
+from hpctrain.worker.adapters.torch.parallel.stages import MeanLosses  # noqa: E402
 
 Loss = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from hpctrain.worker.adapters.torch.batch import BatchTensor, Rows  # noqa: E402
-from hpctrain.worker.adapters.torch.parallel.micro_batches import part_of  # noqa: E402
+from hpctrain.worker.adapters.torch.parallel.stages import part_of  # noqa: E402
 
 
 class _Ranks:
