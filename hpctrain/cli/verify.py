@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import tempfile
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
 
 _DIFFERENT = 3
 _RANKS = 2
-# Long enough for three runs that load a large model, a small part of a job.
-_JOB_SECONDS = 900.0
 
 
 @with_groups
@@ -66,7 +62,6 @@ def verify(
         )
     if submitted:
         request = _of_plan(read_model(submitted, Plan, links=True), start)
-        _end_late()
     else:
         assert work is not None
         request = TrainingRequest(
@@ -127,18 +122,6 @@ def _of_plan(plan: Plan, start: StartOptions) -> TrainingRequest:
         host_options=plan.host_options,
         start=Start(**{**dict(plan.start), **start.changes()}),
     )
-
-
-def _end_late() -> None:
-    """Stop as by SIGTERM after some minutes: a job waits for this."""
-
-    def end() -> None:
-        tell(f"verify: stopped, because it took {_JOB_SECONDS:g} s")
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    timer = threading.Timer(_JOB_SECONDS, end)
-    timer.daemon = True
-    timer.start()
 
 
 def _folder(run_dir: Path | None) -> Path:
