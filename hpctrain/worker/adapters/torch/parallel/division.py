@@ -129,7 +129,7 @@ def check_plan(model: nn.Module, sizes: dict[Any, int], plan: ParallelPlan) -> N
             'plan=ht.ParallelPlan(tensor={"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()})',
             tp=sizes["tp"],
         )
-    plan.check(model, sizes["tp"])
+    plan.check(model)
 
 
 def watch_steps(
