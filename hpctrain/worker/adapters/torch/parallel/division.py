@@ -58,17 +58,10 @@ class Division:
                 "pipeline = ht.Pipeline(model, optimizer, loss, mesh=mesh, plan=plan), and pipeline.step(x, y)",
                 pp=sizes["pp"],
             )
-        only_data = sizes["tp"] == 1 and plan.precision is None
-        self._shares_state = plan.zero == 1 and sizes["dp_shard"] > 1
         check_plan(model, sizes, plan)
-        self.divides_model = not (only_data and (self._shares_state or sizes["dp_shard"] == 1))
-        if self.divides_model and self._shares_state:
-            raise HpctrainError(
-                "HT-parallel-plan-not-valid",
-                "zero=1 divides the state of an optimizer of the whole model, but tp or the plan's "
-                "precision divides the model",
-                "choose zero=2 or zero=3, which keep less",
-            )
+        keeps_whole = sizes["tp"] == 1 and plan.precision is None and (plan.zero == 1 or sizes["dp_shard"] == 1)
+        self.divides_model = not keeps_whole
+        self._shares_state = keeps_whole and sizes["dp_shard"] > 1
         self._comm, self._model, self._optimizers, self._plan = comm, model, optimizers, plan
         self._guard_every = guard_every
         self._rewiring = Rewiring(model, optimizers) if self.divides_model or self._shares_state else None

@@ -33,7 +33,8 @@ class ParallelPlan:
         precision: the type of parameters and activations while the model computes, such as torch.bfloat16; gradients
             are then reduced in float32, and the optimizer's parameters keep their own type.
         zero: along dp_shard, 3 divides parameters, gradients and the optimizer's state, 2 keeps the whole parameters
-            from the forward to the backward pass, 1 divides the optimizer's state only (arXiv 1910.02054).
+            from the forward to the backward pass, 1 divides the optimizer's state only (arXiv 1910.02054); with tp or
+            a precision, 1 is 2.
         blocks: the name of the ``nn.ModuleDict`` that is cut into pipeline stages.
     """
 
