@@ -94,7 +94,7 @@ class TorchSteps:
             if self._recorder.perturbs and not hasattr(parameter, "_hpctrain_verified"):
                 self._perturb(parameter, self._recorder.perturbs)
             # A part may be called before the model that holds it.
-            hooked = hasattr(parameter, "_hpctrain_hooked") or _is_divided(parameter)
+            hooked = hasattr(parameter, "_hpctrain_hooked") or isinstance(parameter, DTensor)
             if self._recorder.several and parameter.requires_grad and not hooked:
                 parameter._hpctrain_hooked = True  # type: ignore[attr-defined]
                 parameter.register_hook(functools.partial(self._add_own, parameter))
@@ -110,7 +110,7 @@ class TorchSteps:
         own.data.mul_((1 + size * noise).to(own.device, own.dtype))
 
     def _add_own(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        if gradient.layout != torch.strided or _is_divided(gradient):
+        if gradient.layout != torch.strided or isinstance(gradient, DTensor):
             return
         _, values = projection(gradient.detach().reshape(-1), _numbers)
         before = self._own.get(id(parameter))
@@ -195,17 +195,13 @@ class TorchSteps:
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         names = self._names.of([whole_of(each) for each in parameters])
         for each in parameters:
-            self._recorder.facts.divided |= _is_divided(each)
+            self._recorder.facts.divided |= isinstance(each, DTensor)
             yield names[whole_of(each)], each
 
 
 def _trains(module: nn.Module) -> bool:
     """Whether a model is called to train it. Of a wrapper, what it holds says so."""
     return module.training or any(part.training for part in module.children())
-
-
-def _is_divided(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, DTensor)
 
 
 def _dtype(tensor: torch.Tensor) -> str:
