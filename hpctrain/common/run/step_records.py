@@ -109,7 +109,6 @@ class RankFacts:
         own_statistics: batch normalisations that use the samples of their rank.
         low: the floating type with the fewest bits in which the models compute.
         batches: whether a model got batches that ``ht.shard`` divides.
-        divided: whether the ranks divide a model, its tensors or its stages.
         complete: whether all steps that were asked for were made.
     """
 
@@ -118,7 +117,6 @@ class RankFacts:
     own_statistics: list[str] = field(default_factory=list)
     low: str = ""
     batches: bool = False
-    divided: bool = False
     complete: bool = False
 
 

@@ -98,8 +98,8 @@ class Comparison:
         different: all tensors that differ, in order.
         between: tensors that differ between ranks.
         largest, noise: the largest relative difference of any tensor, and the noise of that one.
-        samples: at each step, whether the ranks computed one process's samples: ``divided`` among them, ``same``
-            on each of them, ``other``, or ``unknown``.
+        samples: at each step, whether the ranks together computed one process's samples: ``same``, ``other``, or
+            ``unknown``.
         missing: tensors that only one process updates.
         not_finite: parameters of one process that hold no finite numbers, which are equal to anything alike.
     """
@@ -246,9 +246,7 @@ def _samples(one: NDArray[np.float64], ranks: Sequence[NDArray[np.float64]]) -> 
     if not len(one) or not given:
         return "unknown"
     everyone = np.concatenate(given)
-    if not (_among(everyone, one) and _among(one, everyone)):
-        return "other"
-    return "same" if all(_among(one, each) for each in given) else "divided"
+    return "same" if _among(everyone, one) and _among(one, everyone) else "other"
 
 
 def _among(numbers: NDArray[np.float64], others: NDArray[np.float64]) -> bool:

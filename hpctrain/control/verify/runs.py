@@ -225,17 +225,9 @@ def _note_limits(verdict: Verdict, found: Comparison, one: _Ran, ranks: _Ran) ->
         if verdict.cause:
             verdict.notes.append(f"the run on ranks failed: {reason}")
         verdict.cause = verdict.cause or reason
-    replicas = not any(facts.divided for facts, _ in ranks.ranks)
-    if set(found.samples) - {"unknown"} == {"same"} and verdict.equal and replicas:
-        verdict.notes.append(
-            "every rank computes all samples, which is no faster than one process: ht.shard(loader) divides them, as a "
-            "DistributedSampler does"
-        )
     if found.missing:
         verdict.notes.append(f"updated by one process alone: {', '.join(found.missing[:3])}")
         verdict.cause = verdict.cause or "tensors that one process updates have no gradient on any rank"
-    if set(found.samples) == {"unknown"}:
-        verdict.notes.append("which samples a step has was not seen")
     if not one.ranks[0][0].complete:
         verdict.notes.append(f"the work ended after {verdict.steps} steps")
 

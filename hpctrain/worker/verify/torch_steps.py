@@ -137,7 +137,6 @@ class TorchSteps:
             if running.rows is not None or own is not value:
                 self._recorder.facts.batches = True
             received = running.asks and own.requires_grad  # from another stage of a pipeline
-            self._recorder.facts.divided |= received
             if own.grad_fn is None and not received:
                 self._recorder.samples(_numbers(own.detach()))
             return
@@ -195,7 +194,6 @@ class TorchSteps:
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         names = self._names.of([whole_of(each) for each in parameters])
         for each in parameters:
-            self._recorder.facts.divided |= isinstance(each, DTensor)
             yield names[whole_of(each)], each
 
 
