@@ -112,7 +112,6 @@ class RankFacts:
         complete: whether all steps that were asked for were made.
     """
 
-    framework: str = ""
     random: list[str] = field(default_factory=list)
     own_statistics: list[str] = field(default_factory=list)
     low: str = ""

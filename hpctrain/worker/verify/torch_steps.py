@@ -36,7 +36,6 @@ class TorchSteps:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        recorder.facts.framework = "torch"
         self._depth = 0
         # The optimizer whose step is running, around any steps of optimizers within it, such as Lookahead's base.
         self._outer: Optimizer | None = None
