@@ -421,7 +421,8 @@ _cases(
 
 # Shapes, joins and parts.
 _cases("reshape view", "func(x3, shape)")
-_cases("view", "func(x3, *shape); func(x3, torch.int64)")
+_cases("view", "func(x3, *shape); func(x3, torch.int64); func(x3, dtype=torch.int32)")
+_cases("unflatten", "func(x3, 2, (2, 2)); func(x3, -1, (-1, 1)); func(x, 0, (5, 1)); func(x, dim=1, sizes=(3, 1))")
 _cases("view_as reshape_as", "func(x3, torch.zeros(x3.shape[0], x3.shape[1] * 4, dtype=x3.dtype)); func(whole, x)")
 _cases(
     "flatten",

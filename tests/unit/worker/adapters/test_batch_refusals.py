@@ -58,18 +58,13 @@ def test_a_change_that_would_be_lost_is_an_error(change: Callable[[Any], Any], f
         _on_rows(change)
 
 
-@pytest.mark.parametrize(
-    ("view", "function"),
-    [(lambda x: x[0], "indexing"), (lambda x: x[:1].squeeze(0), "squeeze")],
-    ids=["indexing", "squeeze"],
-)
-def test_a_change_of_a_batch_that_a_view_would_show_is_an_error(view: Callable[[Any], Any], function: str) -> None:
+def test_a_change_of_a_batch_that_a_view_would_show_is_an_error() -> None:
     def body(x: Any) -> Any:
-        seen = view(x)
+        seen = x[0]
         x.add_(1)
         return seen
 
-    with refused("HT-batch-not-whole", function=function):
+    with refused("HT-batch-not-whole", function="indexing"):
         _on_rows(body)
 
 
