@@ -8,6 +8,7 @@ either. So the function through which both start PyTorch's engine is replaced.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,16 +23,14 @@ from hpctrain.worker.adapters.torch.refusals import SINCE_2_13
 
 @rule(torch.Tensor.backward)
 def backward(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    names = ("gradient", "retain_graph", "create_graph", "inputs")
-    given = dict(zip(names, args[1:], strict=False)) | kwargs
+    given = _given(func, args, kwargs)
     given["grad_tensors"] = given.pop("gradient", None)
-    return torch_backward(torch.autograd.backward, (args[0],), given)
+    return torch_backward(torch.autograd.backward, (given.pop("self"),), given)
 
 
 @rule(torch.autograd.backward)
 def torch_backward(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    names = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
-    given = dict(zip(names, args, strict=False)) | kwargs
+    given = _given(func, args, kwargs)
     roots = _listed(given.pop("tensors"))
     gradients = _listed(given.pop("grad_tensors", None)) or [None] * len(roots)
     starts = [_start(root, gradient) for root, gradient in zip(roots, gradients, strict=True)]
@@ -42,8 +41,7 @@ def torch_backward(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
 @rule(torch.autograd.grad)
 def grad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    names = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "only_inputs", "allow_unused")
-    given = dict(zip(names, args, strict=False)) | kwargs
+    given = _given(func, args, kwargs)
     roots, inputs = _listed(given.pop("outputs")), _listed(given.pop("inputs"))
     gradients = _listed(given.pop("grad_outputs", None)) or [None] * len(roots)
     if given.get("is_grads_batched"):
@@ -60,6 +58,10 @@ def grad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         _true(gradient, of) if batch or gradient is None else mean_over_ranks(gradient, rows.ranks)
         for gradient, of, batch in zip(found, inputs, batches, strict=True)
     )
+
+
+def _given(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return dict(inspect.signature(func).bind(*args, **kwargs).arguments)
 
 
 def _listed(value: Any) -> list[Any]:

@@ -81,28 +81,17 @@ class Division:
         self._rewiring = None
         if isinstance(self._model, FSDPModule):
             gathered = Gathered(self._model)
-            check = gathered.check_step
+            passes = gathered.passes
             for each in self._optimizers:
                 each.register_step_post_hook(lambda *_: gathered.divide_again())
         else:
-            check = _watch_passes(self._model)
+            passes = BackwardPasses()
+            watch_gradients(self._model.parameters(), passes.made)
         for each in self._optimizers:
-            each.register_step_pre_hook(lambda *_: check())
+            each.register_step_pre_hook(lambda *_: passes.check_ended())
         note = step_recorder(self._comm, self._model)
         named = self._model.named_parameters()
         watch_steps(self._comm, named, self._optimizers, mesh, note=note, guard_every=self._guard_every)
-
-
-def _watch_passes(model: nn.Module) -> Callable[[], None]:
-    """Watch a model's backward passes. Returns a check that raises HpctrainError after one that an error ended."""
-    passes = BackwardPasses()
-
-    def made() -> None:
-        passes.check_ended()
-        passes.reached()
-
-    watch_gradients(model.parameters(), made)
-    return passes.check_ended
 
 
 def check_plan(model: nn.Module, sizes: dict[Any, int], plan: ParallelPlan) -> None:

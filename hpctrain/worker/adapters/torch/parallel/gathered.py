@@ -39,13 +39,16 @@ class Gathered:
 
     Args:
         model: the root of ``fully_shard``, to which it was applied last.
+
+    Attributes:
+        passes: the backward passes through the model.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._root: Any = model._get_fsdp_state()  # type: ignore[operator]
         self._groups: _Groups = groups_of(model)
         self._missing = MissingGradients(self._groups)
-        self._passes = BackwardPasses(self._after_pass)
+        self.passes = BackwardPasses(self._after_pass)
         self._gatherers: dict[FSDPParamGroup, nn.Module] = {}
         self._kept: set[FSDPParamGroup] = set()
         for group in self._groups:
@@ -67,10 +70,6 @@ class Gathered:
         self._kept.clear()
         for group in self._groups:
             group.reshard()
-
-    def check_step(self) -> None:
-        """Refuse a step after a backward pass that an error ended."""
-        self._passes.check_ended()
 
     def _patch(self, group: FSDPParamGroup) -> None:
         """Keep parameters gathered after ``torch.autograd.grad(…, create_graph=True)``, whose graph has them.
@@ -165,8 +164,7 @@ class Gathered:
     def _arrived(self, parameter: torch.Tensor) -> None:
         if parameter.grad is not None and parameter.grad.requires_grad:
             refuse_graph(f"a parameter of shape {tuple(parameter.shape)}")
-        self._passes.check_ended()
-        if self._passes.reached():
+        if self.passes.made():
             self._kept.clear()
 
     def _after_pass(self) -> None:
