@@ -35,11 +35,7 @@ def precision(name: str) -> float:
     return _PRECISIONS.get(name, _PRECISIONS["float32"])
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, defer_build=True)
-
-
-class TensorDifference(_Part):
+class TensorDifference(BaseModel):
     """A tensor that differs at a step.
 
     Attributes:
@@ -50,6 +46,8 @@ class TensorDifference(_Part):
         noise: what rounding errors make, likewise.
         factor: what the tensor was multiplied by, if it was.
     """
+
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     step: Count
     kind: Text

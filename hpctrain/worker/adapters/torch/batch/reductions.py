@@ -125,14 +125,11 @@ def _plain(value: torch.Tensor, beside: BatchTensor) -> torch.Tensor:
 # The fewest dimensions with which a function takes the first one for samples.
 _OF_SAMPLES = {
     2: "group_norm prelu",
-    3: "conv1d conv_transpose1d max_pool1d max_pool1d_with_indices avg_pool1d adaptive_avg_pool1d adaptive_max_pool1d "
-    "interpolate instance_norm local_response_norm",
+    3: "interpolate local_response_norm",
     4: "conv2d conv_transpose2d max_pool2d max_pool2d_with_indices avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d "
     "pixel_shuffle pixel_unshuffle channel_shuffle unfold",
-    5: "conv3d conv_transpose3d max_pool3d max_pool3d_with_indices avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d",
 }
 _fewest = {func: dims for dims, names in _OF_SAMPLES.items() for func in named(names, F, torch)}
-del _fewest[torch.instance_norm]  # whose arguments differ
 
 
 @rule(*_fewest, F.pad)
@@ -142,8 +139,6 @@ def of_samples(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     fewest = len(args[1]) // 2 + 1 if func is F.pad else _fewest[func]
     if not isinstance(x, BatchTensor) or x.rows.dim or x.dim() < fewest or 0 in x.rows.sizes:
         return NotImplemented
-    if kwargs.get("use_input_stats") and kwargs.get("running_mean") is not None:
-        return NotImplemented  # a change of the statistics
     return _with_shared(func, x, args, kwargs)
 
 

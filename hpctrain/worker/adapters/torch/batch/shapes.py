@@ -238,12 +238,3 @@ def setitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     mask[index], values[index] = True, whole_of(value)
     x.local.copy_(torch.where(own_rows(mask, x.rows), own_rows(values, x.rows), x.local))
     return None
-
-
-@rule(torch.stack)
-def stack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensors = list(args[0] if args else kwargs["tensors"])
-    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
-    if kwargs.get("out") is not None or len({each.shape for each in tensors}) > 1:
-        return NotImplemented
-    return torch.cat([each.unsqueeze(dim) for each in tensors], dim)
