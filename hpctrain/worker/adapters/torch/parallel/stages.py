@@ -88,8 +88,13 @@ class Cut:
 
     def take(self, model: nn.Module, stages: Sequence[int]) -> list[nn.Module]:
         """These stages. The model itself becomes the first of them, and drops all parts that are in none."""
-        copies = [_shallow(model) for _ in stages[1:]]
-        parts = [model, *copies]
+        parts = [model]
+        for _ in stages[1:]:
+            part = copy.copy(model)
+            # Copied too, or hooks and tables of children would be shared with the model.
+            tables = {key: copy.copy(value) for key, value in vars(model).items() if isinstance(value, dict)}
+            vars(part).update(tables)
+            parts.append(part)
         for part, stage in zip(parts, stages, strict=True):
             self._prune(part, stage)
         return parts
@@ -129,14 +134,6 @@ def ties_of(model: nn.Module, cut: Cut) -> list[Tie]:
             (one, first), (other, second) = sorted(by_stage.items())
             found.append(Tie((first, second), (one, other)))
     return found
-
-
-def _shallow(model: nn.Module) -> nn.Module:
-    """The same modules and parameters in a module of its own."""
-    copied = copy.copy(model)
-    # Copied too, or hooks and tables of children would be shared with the model.
-    copied.__dict__.update({key: copy.copy(value) for key, value in model.__dict__.items() if isinstance(value, dict)})
-    return copied
 
 
 class TiedGradients:
