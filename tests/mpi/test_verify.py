@@ -151,24 +151,6 @@ def test_a_pipeline_on_a_mesh_of_the_scripts_own(hpctrain: Launch, tmp_path: Pat
     assert first["name"] == "blocks.0.weight" and first["factor"] == pytest.approx(2)
 
 
-@pytest.mark.long
-def test_parameters_that_are_in_no_model(hpctrain: Launch, tmp_path: Path) -> None:
-    """Beside a model that something else trains."""
-    bare = """\
-temperature = nn.Parameter(torch.full((3,), 2.0))
-own = torch.optim.SGD([temperature], lr=0.1)
-for _ in range(3):
-    model(data.tensors[0])
-    own.zero_grad()
-    ((1 + comm.rank) * temperature).square().sum().backward()
-    own.step()
-"""
-    done = _verify(hpctrain, tmp_path, "--json", script=SCRIPT[: SCRIPT.index("loader =")] + bare)
-    assert done.returncode == 3, done.stdout
-    verdict = _verdict(done)
-    assert (verdict["steps"], verdict["first"]["name"], verdict["first"]["rank"]) == (3, "tensor 0", 1)
-
-
 @pytest.mark.parametrize(
     ("change", "code", "where"),
     [

@@ -96,10 +96,3 @@ def test_a_function_that_is_not_handed_on_is_an_error() -> None:
 
     with refused("HT-batch-not-whole", function="aten.add.Tensor"):
         _on_rows(body)
-
-
-def test_a_function_has_one_rule() -> None:
-    from hpctrain.worker.adapters.torch.batch.tensor import rule
-
-    with pytest.raises(ValueError, match="already"):
-        rule(torch.add)(lambda func, args, kwargs: None)
