@@ -19,9 +19,3 @@ def test_models_that_follow_each_other_have_names_by_their_number() -> None:
         expected = ["0.weight", "0.bias"] if number == 1 else [f"0.weight ({number})", f"0.bias ({number})"]
         assert [found[each] for each in model.parameters()] == expected
         del model, found
-
-
-def test_parameters_without_a_model_have_their_places() -> None:
-    names = ParameterNames()
-    tensors = [torch.zeros(1, requires_grad=True) for _ in range(2)]
-    assert [names.of(tensors)[each] for each in tensors] == ["tensor 0", "tensor 1"]
