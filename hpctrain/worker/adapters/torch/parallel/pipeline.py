@@ -230,9 +230,10 @@ class Pipeline:
         last = self._count - 1 in self._by_number
         given: dict[str, Any] = {"target": self._batch.target, "losses": losses} if last else {}
         schedule = self._schedules.of(size, part.inputs, part.target, trains=trains)
-        self._ended &= not trains
+        self._ended = self._ended and not trains
+        run = schedule.step if trains else schedule.eval
         try:
-            (schedule.step if trains else schedule.eval)(*inputs, return_outputs=False, **given)
+            run(*inputs, return_outputs=False, **given)
         except RuntimeError as error:
             if own := _own_error(error):
                 raise own from None

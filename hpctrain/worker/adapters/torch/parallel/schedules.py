@@ -79,17 +79,18 @@ class Schedules:
 
         Evaluations have schedules of their own: one for both would infer all shapes anew after each change.
         """
-        self._agree(size, inputs, target)
-        kind = (size, inputs.shape[1:], inputs.dtype, trains, *_autocast(self._device.type))
+        settings = (size, trains, *_autocast(self._device.type))
+        self._agree(settings, inputs, target)
+        kind = (*settings, inputs.shape[1:], inputs.dtype)
         schedule = self._made.pop(kind, None)
         self._made[kind] = schedule = self._make() if schedule is None else schedule
         if len(self._made) > _KEPT:
             self._made.popitem(last=False)
         return schedule
 
-    def _agree(self, size: int, inputs: torch.Tensor, target: torch.Tensor) -> None:
+    def _agree(self, settings: tuple[object, ...], inputs: torch.Tensor, target: torch.Tensor) -> None:
         trained = tuple(each.requires_grad for stage in self._stages.values() for each in stage.parameters())
-        batch = [(size, each.shape, each.dtype, _autocast(self._device.type)) for each in (inputs, target)]
+        batch = (settings, inputs.shape, inputs.dtype, target.shape, target.dtype)
         code = zlib.crc32(str(batch).encode())
         values = torch.tensor([code, -code, trained != self._trained], dtype=torch.int64, device=self._device)
         dist.all_reduce(values, dist.ReduceOp.MAX, self._group)
