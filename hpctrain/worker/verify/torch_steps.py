@@ -21,9 +21,11 @@ from hpctrain.common.run.step_records import NAMELESS, Kept, projection
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, running
 from hpctrain.worker.adapters.torch.optimizer_contents import optimizers_in, whole_of
 from hpctrain.worker.adapters.torch.steps import with_closure
+from hpctrain.worker.comm.after_import import change_after_import
 from hpctrain.worker.verify.recorder import Recorder
 
 Optimizer = torch.optim.Optimizer
+_SHARDED_BACKWARD = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 
 # Wrappers of models, whose own names only one of two runs may have.
 _WRAPPERS = frozenset(("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"))
@@ -46,6 +48,8 @@ class TorchSteps:
     def watch(self) -> None:
         """Begin to record."""
         self._watch_calls()
+        if self._recorder.several:
+            change_after_import({_SHARDED_BACKWARD: self._watch_sharded})
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 
@@ -110,6 +114,17 @@ class TorchSteps:
         _, values = projection(gradient.detach().reshape(-1), _numbers)
         before = self._own.get(id(parameter))
         self._own[id(parameter)] = parameter, values if before is None else before[1] + values
+
+    def _watch_sharded(self, module: Any) -> None:
+        """Note the gradients that FSDP2 reduces, of parameters whose hooks get none."""
+        reduce = module.foreach_reduce
+
+        def reduced(parameters: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
+            for each, gradient in zip(parameters, gradients, strict=True):
+                self._add_own(each.sharded_param, gradient)
+            return reduce(parameters, gradients, *args, **kwargs)
+
+        module.foreach_reduce = reduced
 
     def _note_samples(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if running.tries or next(module.parameters(), None) is None:
