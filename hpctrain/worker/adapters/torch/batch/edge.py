@@ -152,12 +152,7 @@ def _common_rows(batches: list[BatchTensor]) -> Rows | None:
 
 
 def _on_rows(
-    module: nn.Module,
-    known: _Known,
-    rows: Rows,
-    constants: frozenset[int],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    module: nn.Module, known: _Known, rows: Rows, constants: frozenset[int], args: tuple[Any, ...], kwargs: Any
 ) -> Any:
     def part(value: Any) -> Any:
         return _part(value, rows, known.recurrent, constants) if isinstance(value, torch.Tensor) else value

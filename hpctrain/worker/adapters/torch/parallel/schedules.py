@@ -60,12 +60,7 @@ class Schedules:
     """
 
     def __init__(
-        self,
-        name: str,
-        stages: Mapping[int, nn.Module],
-        micro_batches: int,
-        loss: Any,
-        mesh: DeviceMesh,
+        self, name: str, stages: Mapping[int, nn.Module], micro_batches: int, loss: Any, mesh: DeviceMesh
     ) -> None:
         self._name, self._stages, self._micro_batches, self._loss = name, stages, micro_batches, loss
         self._device, self._group = torch.device(mesh.device_type), mesh["pp"].get_group()
