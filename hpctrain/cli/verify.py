@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import tempfile
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
 
 _DIFFERENT = 3
 _RANKS = 2
-# Long enough for three runs that load a large model, a small part of a job.
-_JOB_SECONDS = 900.0
 
 
 @with_groups
@@ -38,9 +34,6 @@ def verify(
     arguments: Arguments = None,
     ranks: Annotated[int | None, typer.Option("-np", metavar="N", min=1, help="Number of ranks; by default 2.")] = None,
     steps: Annotated[int, typer.Option("--steps", metavar="K", min=1, help="Steps of an optimizer to compare.")] = 5,
-    double: Annotated[
-        bool, typer.Option("--float64", help="Compute in double precision, where the work allows it.")
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
     oversubscribe: Oversubscribe = False,
     run_dir: Annotated[
@@ -69,7 +62,6 @@ def verify(
         )
     if submitted:
         request = _of_plan(read_model(submitted, Plan, links=True), start)
-        _end_late()
     else:
         assert work is not None
         request = TrainingRequest(
@@ -85,7 +77,7 @@ def verify(
     from hpctrain.report.summary import summarise
 
     folder = _folder(run_dir)
-    options = Options(steps=steps, double=double, folder=folder, summarise=summarise)
+    options = Options(steps=steps, folder=folder, summarise=summarise)
     # mpirun would take the input that is meant for what comes after this command in a shell's loop.
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -130,18 +122,6 @@ def _of_plan(plan: Plan, start: StartOptions) -> TrainingRequest:
         host_options=plan.host_options,
         start=Start(**{**dict(plan.start), **start.changes()}),
     )
-
-
-def _end_late() -> None:
-    """Stop as by SIGTERM after some minutes: a job waits for this."""
-
-    def end() -> None:
-        tell(f"verify: stopped, because it took {_JOB_SECONDS:g} s")
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    timer = threading.Timer(_JOB_SECONDS, end)
-    timer.daemon = True
-    timer.start()
 
 
 def _folder(run_dir: Path | None) -> Path:

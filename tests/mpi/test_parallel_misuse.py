@@ -26,7 +26,6 @@ REFUSED = {
     ),
     "optimizer_of_another_model": ("HT-optimizer-other-parameters", {"optimizer": "AdamW", "shape": [16, 16]}),
     "tie_divided_in_two_ways_over_stages": ("HT-parallel-plan-not-valid", {}),
-    "zero_1_of_a_divided_model": ("HT-parallel-plan-not-valid", {}),
     "compressed_shards": ("HT-compression-of-divided-model", {}),
     "a_layer_added_to_a_divided_model": ("HT-model-divided", {"name": "head.1.weight", "model": "GPT"}),
     "a_parameter_replaced_in_a_divided_model": ("HT-model-divided", {"name": "Linear.weight"}),

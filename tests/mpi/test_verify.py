@@ -115,7 +115,6 @@ def test_a_sum_in_place_of_a_mean_is_named(hpctrain: Launch, tmp_path: Path) -> 
     first = verdict["first"]
     assert (first["step"], first["kind"], first["name"], first["shape"]) == (1, "gradient", "0.weight", [16, 8])
     assert "2 times" in verdict["cause"]
-    assert [set(each) for each in verdict["differences"]] == 5 * [{"difference", "noise"}]
     assert first["factor"] == pytest.approx(2) == first["ranks"] / first["one_process"]
 
 
@@ -130,7 +129,7 @@ def test_dropout_is_named(hpctrain: Launch, tmp_path: Path) -> None:
 def test_gradients_of_ddp_are_compared_with_the_means_of_the_ranks(hpctrain: Launch, tmp_path: Path) -> None:
     done = _verify(hpctrain, tmp_path, script=DDP)
     assert done.returncode == 0, done.stdout
-    assert "are the means of what the ranks computed, and the parameters are equal" in done.stdout
+    assert "are the means of what the ranks computed" in done.stdout
 
 
 def test_a_script_that_ends_early_and_asks_for_input_is_compared_as_far_as_it_gets(
@@ -150,24 +149,6 @@ def test_a_pipeline_on_a_mesh_of_the_scripts_own(hpctrain: Launch, tmp_path: Pat
     assert done.returncode == 3, done.stdout
     first = _verdict(done)["first"]
     assert first["name"] == "blocks.0.weight" and first["factor"] == pytest.approx(2)
-
-
-@pytest.mark.long
-def test_parameters_that_are_in_no_model(hpctrain: Launch, tmp_path: Path) -> None:
-    """Beside a model that something else trains."""
-    bare = """\
-temperature = nn.Parameter(torch.full((3,), 2.0))
-own = torch.optim.SGD([temperature], lr=0.1)
-for _ in range(3):
-    model(data.tensors[0])
-    own.zero_grad()
-    ((1 + comm.rank) * temperature).square().sum().backward()
-    own.step()
-"""
-    done = _verify(hpctrain, tmp_path, "--json", script=SCRIPT[: SCRIPT.index("loader =")] + bare)
-    assert done.returncode == 3, done.stdout
-    verdict = _verdict(done)
-    assert (verdict["steps"], verdict["first"]["name"], verdict["first"]["rank"]) == (3, "tensor 0", 1)
 
 
 @pytest.mark.parametrize(

@@ -99,19 +99,16 @@ class RankFacts:
     """What is known of a rank's models and its end.
 
     Attributes:
-        random: modules that draw random numbers while they train, such as Dropout.
+        random: models that draw random numbers while they train, as in Dropout.
         own_statistics: batch normalisations that use the samples of their rank.
         low: the floating type with the fewest bits in which the models compute.
         batches: whether a model got batches that ``ht.shard`` divides.
-        divided: whether the ranks divide a model, its tensors or its stages.
     """
 
-    framework: str = ""
     random: list[str] = field(default_factory=list)
     own_statistics: list[str] = field(default_factory=list)
     low: str = ""
     batches: bool = False
-    divided: bool = False
     complete: bool = False
 
 

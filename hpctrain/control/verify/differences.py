@@ -35,11 +35,7 @@ def precision(name: str) -> float:
     return _PRECISIONS.get(name, _PRECISIONS["float32"])
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, defer_build=True)
-
-
-class TensorDifference(_Part):
+class TensorDifference(BaseModel):
     """A tensor that differs at a step.
 
     Attributes:
@@ -50,6 +46,8 @@ class TensorDifference(_Part):
         noise: what rounding errors make, likewise.
         factor: what the tensor was multiplied by, if it was.
     """
+
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     step: Count
     kind: Text
@@ -63,19 +61,12 @@ class TensorDifference(_Part):
     factor: Number
 
 
-class StepDifference(_Part):
-    """How far ranks were from one process at a step, and what rounding errors made there, relative to the tensor."""
-
-    difference: Number
-    noise: Number
-
-
 class Verdict(BaseModel):
     """What ``hpctrain verify`` found: the content of ``verify.json``, which is what ``--json`` prints.
 
     Attributes:
         equal: whether the ranks compute what one process computes.
-        largest_difference, noise: the largest of all steps.
+        largest_difference, noise: those of the tensor that differs most, relative to it.
         first: the first tensor that differs.
         cause: why, most probably.
         notes: what was not seen, and what else there is to know.
@@ -89,7 +80,6 @@ class Verdict(BaseModel):
     steps: Count
     largest_difference: Number
     noise: Number
-    differences: list[StepDifference]
     first: TensorDifference | None
     cause: Text
     notes: list[Text]
@@ -105,9 +95,9 @@ class Comparison:
         tensors: how many were compared, of all steps and ranks.
         different: all tensors that differ, in order.
         between: tensors that differ between ranks.
-        largest, noise: at each step, the largest relative difference of any tensor, and of its noise.
-        samples: at each step, whether the ranks computed one process's samples: ``divided`` among them, ``same``
-            on each of them, ``other``, or ``unknown``.
+        largest, noise: the largest relative difference of any tensor, and the noise of that one.
+        samples: at each step, whether the ranks together computed one process's samples: ``same``, ``other``, or
+            ``unknown``.
         missing: tensors that only one process updates.
         not_finite: parameters of one process that hold no finite numbers, which are equal to anything alike.
     """
@@ -116,8 +106,8 @@ class Comparison:
     tensors: int = 0
     different: list[TensorDifference] = field(default_factory=list)
     between: list[TensorDifference] = field(default_factory=list)
-    largest: list[float] = field(default_factory=list)
-    noise: list[float] = field(default_factory=list)
+    largest: float = 0.0
+    noise: float = 0.0
     samples: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     not_finite: list[str] = field(default_factory=list)
@@ -155,7 +145,6 @@ def _compare_step(
         kind: max((each.norm for each in kept.values() if each.kind == kind and math.isfinite(each.norm)), default=0.0)
         for kind in ("gradient", "parameter")
     }
-    worst, worst_noise = 0.0, 0.0
     for key, tensor in kept.items():
         if tensor.kind == "parameter" and not math.isfinite(tensor.norm):
             found.not_finite.append(tensor.name)
@@ -175,15 +164,14 @@ def _compare_step(
             apart = _distance(their, tensor)
             relative = apart / tensor.norm if tensor.norm else float(apart > 0)
             if tensor.norm > _TIMES_PRECISION * precision(tensor.dtype) * largest[key[0]]:
-                worst, worst_noise = max((worst, worst_noise), (relative, noise / tensor.norm))
+                worst = max((found.largest, found.noise), (relative, noise / tensor.norm))
+                found.largest, found.noise = worst
             differs = not apart <= allowed
             if differs:
                 found.different.append(_difference(number, tensor, their, rank, relative, noise))
             between = _distance(their, theirs[first])
             if not between <= allowed and rank != first:
                 found.between.append(_difference(number, theirs[first], their, rank, between, noise))
-    found.largest.append(worst)
-    found.noise.append(worst_noise)
     found.samples.append(_samples(one.samples, [step.samples for step in ranks.values()]))
 
 
@@ -256,9 +244,7 @@ def _samples(one: NDArray[np.float64], ranks: Sequence[NDArray[np.float64]]) -> 
     if not len(one) or not given:
         return "unknown"
     everyone = np.concatenate(given)
-    if not (_among(everyone, one) and _among(one, everyone)):
-        return "other"
-    return "same" if all(_among(one, each) for each in given) else "divided"
+    return "same" if _among(everyone, one) and _among(one, everyone) else "other"
 
 
 def _among(numbers: NDArray[np.float64], others: NDArray[np.float64]) -> bool:

@@ -24,7 +24,7 @@ from hpctrain.control.supervision.begin import begin_run
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
 from hpctrain.control.verify.causes import as_ddp, cause
-from hpctrain.control.verify.differences import Comparison, RankSteps, StepDifference, Verdict, compare, precision
+from hpctrain.control.verify.differences import Comparison, RankSteps, Verdict, compare, precision
 
 # A rank that waits for another one is what a user wants to know within a minute or two.
 _WAITS = {STALL.name: "20", TIMEOUT.name: "120"}
@@ -38,13 +38,11 @@ class Options:
 
     Attributes:
         steps: of an optimizer.
-        double: compute in double precision.
         folder: where the runs' directories go.
         summarise: gives the content of a run's ``summary.json``.
     """
 
     steps: int
-    double: bool
     folder: Path
     summarise: Callable[[RunDirectory, Plan, str], Summary]
 
@@ -143,11 +141,7 @@ def _alone(request: TrainingRequest) -> TrainingRequest:
 
 def _run(request: TrainingRequest, name: str, options: Options, perturb: float | None) -> _Ran:
     """Run the work in a directory of its own. The script's own files go where it writes them."""
-    settings = {
-        "steps": options.steps,
-        "perturb": perturb,
-        "float64": options.double,
-    }
+    settings = {"steps": options.steps, "perturb": perturb}
     environment = {
         **{key: value for key, value in _WAITS.items() if key not in os.environ},
         VERIFY.name: "1",
@@ -209,12 +203,8 @@ def _judge(one: _Ran, noisy: _Ran, ranks: _Ran) -> Verdict:
         equal=equal,
         ranks=len(ranks.ranks),
         steps=found.steps,
-        largest_difference=max(found.largest, default=0.0),
-        noise=0.0 if ddp else max(found.noise, default=0.0),
-        differences=[
-            StepDifference(difference=largest, noise=noise)
-            for largest, noise in zip(found.largest, found.noise, strict=True)
-        ],
+        largest_difference=found.largest,
+        noise=0.0 if ddp else found.noise,
         first=None,
         cause="",
         notes=[],
@@ -235,17 +225,9 @@ def _note_limits(verdict: Verdict, found: Comparison, one: _Ran, ranks: _Ran) ->
         if verdict.cause:
             verdict.notes.append(f"the run on ranks failed: {reason}")
         verdict.cause = verdict.cause or reason
-    replicas = not any(facts.divided for facts, _ in ranks.ranks)
-    if set(found.samples) - {"unknown"} == {"same"} and verdict.equal and replicas:
-        verdict.notes.append(
-            "every rank computes all samples, which is no faster than one process: ht.shard(loader) divides them, as a "
-            "DistributedSampler does"
-        )
     if found.missing:
         verdict.notes.append(f"updated by one process alone: {', '.join(found.missing[:3])}")
         verdict.cause = verdict.cause or "tensors that one process updates have no gradient on any rank"
-    if set(found.samples) == {"unknown"}:
-        verdict.notes.append("which samples a step has was not seen")
     if not one.ranks[0][0].complete:
         verdict.notes.append(f"the work ended after {verdict.steps} steps")
 

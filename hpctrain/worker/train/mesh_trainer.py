@@ -70,13 +70,10 @@ class MeshTrainer(TorchTrainer):
         return finite
 
     def evaluate(self, samples: Samples) -> tuple[float, float]:
-        found = self._evaluate(samples)
+        found = super().evaluate(samples)
         for stage in self._modules():
             reshard(stage)
         return found
-
-    def _evaluate(self, samples: Samples) -> tuple[float, float]:
-        return super().evaluate(samples)
 
     def _is_divided(self, tensor: torch.Tensor) -> bool:
         return True
@@ -143,7 +140,7 @@ class PipelineTrainer(MeshTrainer):
         return mean
 
     @torch.no_grad()
-    def _evaluate(self, samples: Samples) -> tuple[float, float]:
+    def evaluate(self, samples: Samples) -> tuple[float, float]:
         """The sums over this rank's samples times the number of stages on the last stage; 0 on the others."""
         for module in self._modules():
             module.eval()

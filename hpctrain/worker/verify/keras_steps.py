@@ -21,14 +21,11 @@ class KerasSteps:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        recorder.facts.framework = "keras"
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self._generator = np.random.default_rng(0)
 
     def watch(self) -> None:
         """Begin to record."""
-        if self._recorder.double:
-            keras.config.set_floatx("float64")
         self._watch_applying()
         self._watch_models()
         _leave_out_xla()
@@ -106,14 +103,10 @@ class KerasSteps:
         facts = self._recorder.facts
         for part in layer._flatten_layers():
             title = f"{part.name} ({type(part).__name__})"
-            if (
-                isinstance(part, keras.layers.BatchNormalization)
-                and not getattr(part, "synchronized", False)
-                and (title not in facts.own_statistics)
-            ):
+            if isinstance(part, keras.layers.BatchNormalization) and not part.synchronized:
                 facts.own_statistics.append(title)
             if getattr(part, "seed_generator", None) is not None and getattr(part, "rate", True):
-                facts.random += [title] if title not in facts.random else []
+                facts.random.append(title)
             self._recorder.computes_in(part.compute_dtype)
         if self._recorder.perturbs is None or tf.inside_function():
             return

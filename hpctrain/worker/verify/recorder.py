@@ -35,15 +35,11 @@ class Recorder:
     Attributes:
         several: whether there are other ranks.
         perturbs: whether parameters begin with rounding errors, to see what these make of the results.
-        double: whether models compute in double precision.
-        stepped: whether an optimizer made a step.
     """
 
     def __init__(self, directory: RunDirectory, rank: int, ranks: int, settings: dict[str, Any]) -> None:
         self.several = ranks > 1
         self.perturbs: float | None = settings["perturb"]
-        self.double: bool = settings["float64"]
-        self.stepped = False
         self.facts = RankFacts()
         self._steps: int = settings["steps"]
         self._files = StepFiles(directory.path, rank)
@@ -76,7 +72,7 @@ class Recorder:
             end_work()
         samples = np.concatenate([np.zeros(0), *self._samples])
         self._files.add(StepRecord(samples=samples, kept=tuple(kept)))
-        self._samples, self.stepped = [], True
+        self._samples = []
         made = self._made[optimizer] = self._made.get(optimizer, 0) + 1
         self.facts.complete = made >= self._steps
         self.save()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
-import gc
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,11 +14,13 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hpctrain.common.run.step_records import NAMELESS, Kept, RankFacts, projection
+from hpctrain.common.run.step_records import NAMELESS, Kept, projection
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, running
+from hpctrain.worker.adapters.torch.optimizer_contents import optimizers_in, whole_of
+from hpctrain.worker.adapters.torch.steps import with_closure
 from hpctrain.worker.comm.after_import import change_after_import
 from hpctrain.worker.verify.recorder import Recorder
 
@@ -37,22 +36,18 @@ class TorchSteps:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        recorder.facts.framework = "torch"
         self._depth = 0
-        self._running: list[Optimizer] = []
+        # The optimizer whose step is running, around any steps of optimizers within it, such as Lookahead's base.
+        self._outer: Optimizer | None = None
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._names = ParameterNames(recorder.facts)
+        self._names = ParameterNames()
         # The projections of this rank's own gradients since the last step, by the parameter's id.
         self._own: dict[int, tuple[torch.Tensor, NDArray[np.float64]]] = {}
         self._generator = torch.Generator().manual_seed(0)
-        self._late: Callable[[], None] | None = None
 
     def watch(self) -> None:
         """Begin to record."""
-        if self._recorder.double:
-            torch.set_default_dtype(torch.float64)
         self._watch_calls()
-        atexit.register(self._write_late)
         if self._recorder.several:
             change_after_import({_SHARDED_BACKWARD: self._watch_sharded})
         register_optimizer_step_pre_hook(self._before_step)
@@ -64,51 +59,41 @@ class TorchSteps:
         call: Callable[..., Any] = nn.Module._call_impl
 
         def recorded(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if self._depth or torch.compiler.is_compiling():
                 return call(module, *args, **kwargs)
-            if self._depth:
-                return self._part(call, module, args, kwargs)
-            args, kwargs = self._before_call(module, args, kwargs)
+            self._before_call(module, args, kwargs)
+            before = torch.get_rng_state()
             self._depth += 1
             try:
-                with self._noting_random(module):
-                    returned = call(module, *args, **kwargs)
+                returned = call(module, *args, **kwargs)
             finally:
                 self._depth -= 1
+            self._note_random(module, before)
             self._note_low(returned)
             return returned
 
         nn.Module._call_impl = recorded  # type: ignore[assignment, method-assign]
 
-    def _part(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if not module._modules and not self._recorder.stepped:
-            with self._noting_random(module):
-                return call(module, *args, **kwargs)
-        return call(module, *args, **kwargs)
-
-    def _before_call(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        self._write_late()
+    def _before_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._names.add(module)
         if module not in self._seen:
             self._seen.add(module)
             self._note_module(module)
-        if self._recorder.double:
-            args, kwargs = tree_map(_double, (args, kwargs))
         if torch.is_grad_enabled() and _trains(module):
             with contextlib.suppress(Exception):  # inputs of any kind, in any state
                 self._note_samples(module, args, kwargs)
-        return args, kwargs
 
     def _note_module(self, module: nn.Module) -> None:
         facts = self._recorder.facts
         for name, part in module.named_modules():
             if isinstance(part, nn.modules.batchnorm._BatchNorm) and not isinstance(part, nn.SyncBatchNorm):
-                facts.own_statistics.append(_title(name, part))
+                facts.own_statistics.append(f"{name} ({type(part).__name__})".lstrip())
         for parameter in module.parameters():
             self._recorder.computes_in(_dtype(parameter))
             if self._recorder.perturbs and not hasattr(parameter, "_hpctrain_verified"):
                 self._perturb(parameter, self._recorder.perturbs)
             # A part may be called before the model that holds it.
-            hooked = hasattr(parameter, "_hpctrain_hooked") or _is_divided(parameter)
+            hooked = hasattr(parameter, "_hpctrain_hooked") or isinstance(parameter, DTensor)
             if self._recorder.several and parameter.requires_grad and not hooked:
                 parameter._hpctrain_hooked = True  # type: ignore[attr-defined]
                 parameter.register_hook(functools.partial(self._add_own, parameter))
@@ -124,7 +109,7 @@ class TorchSteps:
         own.data.mul_((1 + size * noise).to(own.device, own.dtype))
 
     def _add_own(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        if gradient.layout != torch.strided or _is_divided(gradient):
+        if gradient.layout != torch.strided or isinstance(gradient, DTensor):
             return
         _, values = projection(gradient.detach().reshape(-1), _numbers)
         before = self._own.get(id(parameter))
@@ -155,24 +140,12 @@ class TorchSteps:
                 self._recorder.samples(_numbers(own.detach()))
             return
 
-    @contextlib.contextmanager
-    def _noting_random(self, module: nn.Module) -> Iterator[None]:
-        """Name a module that draws random numbers while it trains; the outermost one only if no part of it does."""
-        facts = self._recorder.facts
-        known = len(facts.random)
-        if self._recorder.stepped or not (module.training and torch.is_grad_enabled()):
-            yield
-            return
-        before = torch.get_rng_state()
-        yield
-        if len(facts.random) == known and not torch.equal(before, torch.get_rng_state()):
-            title = _title(self._name_of(module), module)
-            if title not in facts.random:
-                facts.random.append(title)
-
-    def _name_of(self, part: nn.Module) -> str:
-        parts = (named for module in list(self._seen) for named in module.named_modules())
-        return next((str(name) for name, other in parts if other is part), "")
+    def _note_random(self, module: nn.Module, before: torch.Tensor) -> None:
+        """Note a model that has drawn random numbers while it trains."""
+        names, name = self._recorder.facts.random, type(module).__name__
+        trains = module.training and torch.is_grad_enabled()
+        if trains and name not in names and not torch.equal(before, torch.get_rng_state()):
+            names.append(name)
 
     def _note_low(self, value: Any) -> None:
         if torch.is_autocast_enabled("cpu"):
@@ -181,103 +154,51 @@ class TorchSteps:
             if isinstance(each, torch.Tensor):
                 self._recorder.computes_in(_dtype(each))
 
-    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        known = {id(each): each for module in self._seen for each in module.parameters()}
-        names = self._names.of(list(known.values()))
-        yield from sorted(((names[each], each) for each in known.values()), key=lambda pair: pair[0])
-
     # Steps.
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        if self._running and optimizer not in self._running and self._within(optimizer):
+        if self._outer not in (None, optimizer) and optimizer in optimizers_in(self._outer):
             return None
-        self._write_late()
-        self._running = [optimizer]
+        self._outer = optimizer
         self._gradients: list[Kept] = []
-        if self._flat():
-            return None
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if not callable(closure):
-            self._gradients = self._gradients_of(optimizer)
-            return None
 
-        def computed() -> Any:
+        def computed(closure: Callable[[], Any]) -> Any:
             """Compute the gradients, of which the first ones are kept: those of before are the last step's."""
             returned = closure()
             self._gradients = self._gradients or self._gradients_of(optimizer)
             return returned
 
-        return ((args[0], computed, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": computed})
+        with_gradients = with_closure(args, kwargs, computed)
+        if with_gradients is None:
+            self._gradients = self._gradients_of(optimizer)
+        return with_gradients
 
     def _gradients_of(self, optimizer: Optimizer) -> list[Kept]:
         return [_kept("gradient", name, each.grad) for name, each in self._of(optimizer) if each.grad is not None]
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._running or self._running[0] is not optimizer:
+        if self._outer is not optimizer:
             return
-        self._running = []
-        if flat := self._flat():
-            self._recorder.step(optimizer, list(_gathered(flat)))
-            return
+        self._outer = None
         parameters = list(self._of(optimizer))
         own = [
             Kept(kind="own", name=name, shape=tuple(each.shape), dtype=_dtype(each), norm=0.0, values=found[1])
             for name, each in parameters
-            if (found := self._own.pop(id(each), None)) is not None
+            if (found := self._own.pop(id(whole_of(each)), None)) is not None
         ]
         kept = [*self._gradients, *(_kept("parameter", name, each) for name, each in parameters), *own]
-        if self._seen and all(name.startswith(NAMELESS) for name, _ in parameters):
-            # Perhaps pieces of a model's parameters, of which each rank updates some, before it gets the others.
-            # A script may drop the model until then.
-            models = [(name, each) for name, each in self._parameters() if each.requires_grad]
-            self._late = functools.partial(self._write_models, optimizer, kept, models)
-            return
         self._recorder.step(optimizer, kept)
-
-    def _write_models(self, optimizer: Optimizer, kept: list[Kept], models: list[tuple[str, nn.Parameter]]) -> None:
-        self._recorder.step(optimizer, [*kept, *(_kept("parameter", name, each) for name, each in models)])
-
-    def _write_late(self) -> None:
-        late, self._late = self._late, None
-        if late is not None:
-            late()
-
-    def _flat(self) -> list[Any]:
-        """The models of the first FSDP, whose flat parameters are each rank's own part of several."""
-        return [each for each in self._seen if type(each).__name__ == "FullyShardedDataParallel"]
-
-    def _within(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer steps within another one, such as the base of Lookahead."""
-        outer = self._running[0]
-        return any(value is optimizer for value in vars(outer).values())
 
     def _of(self, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        names = self._names.of(parameters)
+        names = self._names.of([whole_of(each) for each in parameters])
         for each in parameters:
-            self._recorder.facts.divided |= _is_divided(each)
-            yield names[each], each
-
-
-def _gathered(models: list[Any]) -> Iterator[Kept]:
-    """The parameters of models of the first FSDP, whole."""
-    for model in models:
-        with type(model).summon_full_params(model, writeback=False):
-            for name, parameter in model.named_parameters():
-                yield _kept("parameter", short_name(name), parameter)
+            yield names[whole_of(each)], each
 
 
 def _trains(module: nn.Module) -> bool:
     """Whether a model is called to train it. Of a wrapper, what it holds says so."""
     return module.training or any(part.training for part in module.children())
-
-
-def _title(name: str, module: nn.Module) -> str:
-    return f"{name} ({type(module).__name__})" if name else type(module).__name__
-
-
-def _is_divided(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, DTensor)
 
 
 def _dtype(tensor: torch.Tensor) -> str:
@@ -304,44 +225,29 @@ def _kept(kind: str, name: str, tensor: torch.Tensor) -> Kept:
     return Kept(kind=kind, name=name, shape=tuple(whole.shape), dtype=_dtype(whole), norm=norm, values=values)
 
 
-def _double(value: Any) -> Any:
-    floats = type(value) is torch.Tensor and value.dtype == torch.float32 and value.grad_fn is None
-    return value.double() if floats else value
-
-
 class ParameterNames:
-    """The name of each parameter in its model, and a number of those that several models have by turns."""
+    """The name of each parameter in the first model that is called with it, and a number where several have one."""
 
-    def __init__(self, facts: RankFacts) -> None:
-        self._facts = facts
+    def __init__(self) -> None:
         # By the tensors themselves: what a script makes later may get the identity of what is gone.
         self._names: Any = WeakTensorKeyDictionary()
         self._places: dict[str, tuple[weakref.ref[Any], str]] = {}
 
+    def add(self, model: nn.Module) -> None:
+        """Take the names of a model that is called."""
+        for name, parameter in model.named_parameters():
+            if parameter not in self._names:
+                self._names[parameter] = self._title(model, name)
+
     def of(self, parameters: list[torch.Tensor]) -> Mapping[torch.Tensor, str]:
         """The name of each; of one without a model, its place among them."""
-        if any(each not in self._names for each in parameters):
-            self._find({id(each): each for each in parameters})
         for place, each in enumerate(parameters):
             self._names.setdefault(each, f"{NAMELESS}{place}")
         names: Mapping[torch.Tensor, str] = self._names
         return names
 
-    def _find(self, wanted: dict[int, torch.Tensor]) -> None:
-        objects = gc.get_objects()
-        modules = [each for each in objects if _is_module(each)]
-        inner = {id(part) for module in modules for part in module.modules() if part is not module}
-        outer = [each for each in modules if id(each) not in inner and any(id(p) in wanted for p in each.parameters())]
-        pipelines = [each for each in objects if _is_pipeline(each)]
-        self._facts.divided |= bool(pipelines)
-        # A pipeline knows by which name one process has a parameter that two stages share.
-        for owner in [*pipelines, *outer]:
-            for name, parameter in owner.named_parameters():
-                if id(parameter) in wanted and parameter not in self._names:
-                    self._names[parameter] = self._title(owner, name)
-
-    def _title(self, owner: Any, name: str) -> str:
-        place, title, number = (weakref.ref(owner), name), short_name(name), 2
+    def _title(self, model: nn.Module, name: str) -> str:
+        place, title, number = (weakref.ref(model), name), short_name(name), 2
         # One place has several parameters by turns under FSDP2: whole ones, and a rank's part.
         while self._places.setdefault(title, place) != place:
             title, number = f"{short_name(name)} ({number})", number + 1
@@ -351,14 +257,3 @@ class ParameterNames:
 def short_name(name: str) -> str:
     """A parameter's name without the names of what wraps its model."""
     return ".".join(word for word in name.split(".") if word not in _WRAPPERS)
-
-
-def _is_module(value: Any) -> bool:
-    with contextlib.suppress(Exception):  # objects of every kind, in any state
-        return issubclass(type(value), nn.Module)
-    return False
-
-
-def _is_pipeline(value: Any) -> bool:
-    module = sys.modules.get("hpctrain.worker.adapters.torch.parallel.pipeline")
-    return module is not None and type(value) is module.Pipeline

@@ -148,7 +148,6 @@ CASES: dict[str, Callable[[], object]] = {
     "context_parallel": _mistake(cp=2),
     "tensor_parallel_without_a_plan": _mistake(tp=2),
     "compressed_shards": _planned(compression="fp16"),
-    "zero_1_of_a_divided_model": _planned(plan=ht.ParallelPlan(zero=1, precision=torch.bfloat16)),
     "optimizer_of_another_model": lambda: ht.distribute(_model()[0], _model()[1], mesh=ht.mesh(dp_shard=2)),
     "unknown_schedule": lambda: ht.Pipeline(*_model(), loss_of, mesh=ht.mesh(pp=2), schedule="1b1f"),
     **{

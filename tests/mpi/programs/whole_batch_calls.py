@@ -90,18 +90,6 @@ def parts_and_the_whole_in_turn() -> Numbers:
 
 
 @case
-def adversaries_that_are_frozen_in_turn() -> Numbers:
-    (made, one), (judge, two) = distributed(network()), distributed(network(CLASSES, 1))
-    for x, _ in batches():
-        fake = made(x)
-        step(two, judge(fake.detach()).square().mean() + (judge(x[:, :CLASSES]) - 1).square().mean())
-        judge.requires_grad_(False)
-        step(one, (judge(fake) - 1).square().mean())
-        judge.requires_grad_(True)
-    return [made, judge]
-
-
-@case
 def gradients_that_hooks_scale() -> Numbers:
     def scale(parameter: nn.Parameter) -> None:
         parameter.grad = parameter.grad * 2
@@ -176,14 +164,3 @@ def means_over_counts() -> Numbers:
         return ht.mean_loss(total, count) + 0.5 * second + logits.logsumexp(1).mean() + ht.sum_loss(total) / 100
 
     return trained(network(), loss)
-
-
-@case
-def counts_of_a_tensor_parallel_model() -> Numbers:
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
-
-    model = nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, CLASSES))
-    plan = ht.ParallelPlan(tensor={"0": ColwiseParallel(), "2": RowwiseParallel()})
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer = ht.distribute(model, optimizer, mesh=ht.mesh(tp=ht.init().size), plan=plan)
-    return [step(optimizer, ht.mean_loss(*tokens(model, x, y))) for x, y in batches()] + [model]

@@ -17,7 +17,7 @@ import parallel
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.optim import lr_scheduler, swa_utils
+from torch.optim import swa_utils
 from torch.utils.checkpoint import checkpoint
 from whole_batches import CASES, CLASSES, FEATURES, Numbers, batches, labels, samples
 
@@ -37,7 +37,6 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "optimizer": ("sgd", "nesterov", "adam", "adamw", "adagrad", "rmsprop", "lbfgs", "closure", "several", "groups"),
     "clip": ("", "", "norm", "value"),
     "accumulate": (1, 1, 2, 3),
-    "schedule": ("", "step", "cosine", "plateau"),
     # Samples, those of a batch, and drop_last.
     "division": ((24, 12, False), (21, 7, False), (18, 8, False), (17, 8, False), (17, 7, True)),
     "shuffled": (True, False),
@@ -261,19 +260,10 @@ class Script:
         return sum(losses) / len(losses)
 
     def run(self) -> Numbers:
-        schedules = {
-            "": lambda optimizer: None,
-            "step": lambda optimizer: lr_scheduler.StepLR(optimizer, 1, 0.5),
-            "cosine": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS),
-            "plateau": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5),
-        }
-        chosen = [schedules[self.chosen.schedule](each) for each in self.optimizers]
         numbers: Numbers = []
         for _ in range(EPOCHS):
             self.train(numbers)
             numbers.append(self.evaluate())
-            for schedule in filter(None, chosen):
-                schedule.step(*[numbers[-1]] if self.chosen.schedule == "plateau" else [])
         return [*numbers, self.pipeline or self.model, *filter(None, [self.average])]
 
 

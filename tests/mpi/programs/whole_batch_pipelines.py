@@ -115,8 +115,7 @@ def different_batches(at: Training) -> None:
     if (comm := ht.init()).size != 2:
         return
     x, y = batch(8, 5)
-    found = refused(lambda: at.pipeline.step(batch(8, 5 + comm.rank)[0], y), "HT-pipeline-different-batches")
-    assert all(found["values"]["batches"].count(shape) == 1 for shape in ("(8, 5)", "(8, 6)")), found
+    refused(lambda: at.pipeline.step(batch(8, 5 + comm.rank)[0], y), "HT-pipeline-different-batches")
     flat = {"samples": 8, "targets": 40}
     refused(lambda: at.pipeline.step(x, x.flatten()), "HT-pipeline-different-samples", **flat)
     refused(lambda: at.pipeline.step(x[:0], y[:0]), "HT-pipeline-different-samples", samples=0)

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import torch
 from torch import nn
-from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
@@ -160,14 +159,6 @@ def models_inside_models() -> Numbers:
 
 
 @case
-def normalised_weights() -> Numbers:
-    model = network()
-    nn.utils.parametrizations.weight_norm(model[0])
-    nn.utils.parametrizations.spectral_norm(model[2])
-    return trained(model, lambda model, x, y: F.cross_entropy(model(x), y) + model[0].weight.norm())
-
-
-@case
 def compiled_steps() -> Numbers:
     model = network()
     model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -233,60 +224,6 @@ def adversaries_with_a_gradient_penalty() -> Numbers:
         numbers.append(step(two, critic(made.detach()).mean() - critic(x).mean() + 10 * penalty))
         numbers.append(step(one, -critic(made).mean()))
     return [*numbers, maker, critic]
-
-
-@case
-def policies_of_ppo() -> Numbers:
-    model, optimizer = distributed(
-        nn.ModuleDict({"policy": network(), "value": network(outputs=1)}), torch.optim.Adam, 0.01
-    )
-    numbers = []
-    for x, reward in batches(samples(), samples(1)[:, 0]):
-        with torch.no_grad():
-            old = torch.distributions.Categorical(logits=model["policy"](x))
-            action = old.sample()
-            before = old.log_prob(action)
-            gain = reward - model["value"](x).squeeze(-1)
-            gain = (gain - gain.mean()) / (gain.std() + 1e-8)
-        for order in torch.randperm(len(x)).chunk(2):
-            new = torch.distributions.Categorical(logits=model["policy"](x[order]))
-            ratio = (new.log_prob(action[order]) - before[order]).exp()
-            first = torch.min(ratio * gain[order], ratio.clamp(0.8, 1.2) * gain[order]).mean()
-            value = F.mse_loss(model["value"](x[order]).squeeze(-1), reward[order])
-            optimizer.zero_grad()
-            (0.5 * value - first - 0.01 * new.entropy().mean()).backward()
-            numbers.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5).item())
-            optimizer.step()
-    return [*numbers, model]
-
-
-@case
-def meta_learning() -> Numbers:
-    def loss(model, x, y):
-        half = len(x) // 2
-        weights = dict(model.named_parameters())
-        for _ in range(2):
-            inner = F.cross_entropy(functional_call(model, weights, (x[:half],)), y[:half])
-            slopes = torch.autograd.grad(inner, list(weights.values()), create_graph=True)
-            weights = {name: w - 0.2 * g for (name, w), g in zip(weights.items(), slopes, strict=True)}
-        return F.cross_entropy(functional_call(model, weights, (x[half:],)), y[half:])
-
-    return trained(network(), loss)
-
-
-@case
-def centres_that_learn() -> Numbers:
-    model, optimizer = distributed(network())
-    centres = nn.Parameter(torch.randn(CLASSES, CLASSES))
-    other = torch.optim.SGD([centres], lr=0.5)
-    numbers = []
-    for x, y in batches():
-        z = model(x)
-        loss = F.cross_entropy(z, y) + 0.1 * (z - centres[y]).square().sum(1).mean()
-        other.zero_grad()
-        numbers.append(step(optimizer, loss))
-        other.step()
-    return [*numbers, model, centres]
 
 
 @case

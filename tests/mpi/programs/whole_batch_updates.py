@@ -43,26 +43,9 @@ class TwoSteps(Shared):
     step = torch.optim.Optimizer.step
 
 
-class SlowWeights(Shared):
-    """As Lookahead: it keeps a copy of the parameters from the start on, and a list of them."""
-
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        super().__init__(parameters)
-        self.all = [each for group in self.param_groups for each in group["params"]]
-        for each in self.all:
-            self.state[each] = {"slow": each.detach().clone()}
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        self.inner.step()
-        for each in self.all:
-            each.copy_(self.state[each]["slow"].lerp_(each, 0.5))
-
-
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "shared_groups": Shared,
     "two_steps": TwoSteps,
-    "slow_weights": SlowWeights,
     "line_search": lambda parameters: torch.optim.LBFGS(parameters, max_iter=3, line_search_fn="strong_wolfe"),
     "fused": lambda parameters: torch.optim.Adam(parameters, 0.1, fused=True),
     "state_of_steps": lambda parameters: torch.optim.Adam(parameters, 0.1, weight_decay=0.1),

@@ -30,7 +30,6 @@ def record(**changes: Any) -> dict[str, Any]:
         "steps": 3,
         "largest_difference": 1.3,
         "noise": 1.4e-7,
-        "differences": [{"difference": 1.0, "noise": 1.3e-7}, {"difference": 0.0, "noise": 0.0}],
         "first": FIRST,
         "cause": "a <sum>",
         "notes": ["the work ended after 3 steps"],
@@ -47,7 +46,7 @@ def test_the_words_of_verdicts() -> None:
         record(equal=True, first=None, cause="", largest_difference=9.9e-8),
         record(equal=True, first=None, cause="", notes=[own]),
         # Ranks that fail before their first step.
-        record(first=None, steps=0, differences=[], cause="rank 1 failed", notes=[]),
+        record(first=None, steps=0, cause="rank 1 failed", notes=[]),
     ]
     check_text("verdicts", "\n".join(line for each in verdicts for line in lines_of(Verdict.model_validate(each))))
 

@@ -47,6 +47,11 @@ class BackwardPasses:
         self._made = True
         return self._join()
 
+    def made(self) -> bool:
+        """Like :meth:`reached`, and refuses a gradient after a pass that an error ended."""
+        self.check_ended()
+        return self.reached()
+
     def _join(self) -> bool:
         if self._running == self._begun or not in_backward():
             return False

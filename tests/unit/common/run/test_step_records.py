@@ -46,7 +46,7 @@ def test_steps_are_read_as_they_were_written(tmp_path: Path) -> None:
     files = StepFiles(tmp_path, 1)
     files.begin()
     whole = step({"w": np.ones((2, 3))}, {"w": np.zeros((2, 3)), "large": _tensor(0, 5000)}, samples=[1.0, 2.0])
-    facts = RankFacts(framework="torch", random=["0 (Dropout)"], complete=True)
+    facts = RankFacts(random=["0 (Dropout)"], complete=True)
     files.add(whole)
     files.write(facts)
     (no_facts, no_steps), (read, (found,)) = read_ranks(tmp_path, 2)

@@ -31,18 +31,16 @@ def _rank(by: float = 1, parameter: float = 2, bias: float = 1, **rest: list[flo
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [
-        ((ONE, []), "only rank 0 updates its parameters"),
+        ((ONE, []), "different numbers of updates: 1, 0"),
         ((_rank(samples=[1.0]), _rank(samples=[5.0])), "other samples"),
         ((_rank(2, 3), _rank(2, 3)), "2 times those of one process, on 2 ranks"),
-        ((_rank(0.5, 3), _rank(0.5, 3)), "divided by 2 twice"),
-        ((_rank(0.5, 3, samples=[5.0]), _rank(0.5, 3, samples=[6.0])), "divided by 2 twice"),
+        ((_rank(0.5, 3, samples=[5.0]), _rank(0.5, 3, samples=[6.0])), "0.5 times those of one process"),
         ((_rank(1.3, 3, samples=[5.0]), _rank(1.3, 3, samples=[6.0])), "other samples"),
         ((_rank(1.3, 3), _rank(1.3, 3)), "ht.mean_loss"),
         ((_rank(1, 3), _rank(1, 3)), "the optimizer, its learning rate"),
-        ((_rank(1, 2, 7), _rank(1, 2, 7)), "only b of 2 tensors differ"),
         ((_rank(1, 3), _rank(2, 4)), "each rank trains by itself"),
         ((_rank(1, 3, samples=[1.0]), _rank(2, 4, samples=[5.0])), "each rank trains by itself"),
-        ((_rank(1, 3), _rank(1, 4)), "a schedule that depends on the rank"),
+        ((_rank(1, 3), _rank(1, 4)), "w, b differ between ranks"),
     ],
 )
 def test_the_evidence_tells_the_cause(ranks: tuple[list[StepRecord], ...], words: str) -> None:
@@ -53,9 +51,9 @@ def test_ranks_that_average_gradients_of_samples_of_their_own_are_as_ddp() -> No
     def rank(own: float, sample: float, by: float) -> tuple[RankFacts, list[StepRecord]]:
         return RankFacts(), [step({"w": by * W}, {"w": 2 * W}, own={"w": own * W}, samples=[sample])]
 
-    for by, words in ((2.0, "the means of what the ranks computed"), (1.0, "times 0.5")):
+    for by in (2.0, 1.0):  # clipped
         ranks = [rank(1, 5.0, by), rank(3, 6.0, by)]
-        assert words in as_ddp(compare(ONE, ONE, [steps for _, steps in ranks]), ranks)
+        assert "the means of what the ranks computed" in as_ddp(compare(ONE, ONE, [steps for _, steps in ranks]), ranks)
     ranks = [rank(1, 5.0, 4.0), rank(3, 6.0, 4.0)]
     found = compare(ONE, ONE, [steps for _, steps in ranks])
     assert not as_ddp(found, ranks)
@@ -66,4 +64,4 @@ def test_ranks_that_average_gradients_of_samples_of_their_own_are_as_ddp() -> No
 def test_numbers_that_are_not_finite_are_equal_to_nothing() -> None:
     one = [step({"w": W}, {"w": math.nan * W, "b": [1.0]})]
     assert compare(one, one, [one, one]).different == []
-    assert "no finite numbers, in w," in _cause(one, one, one=one)
+    assert "no finite numbers, in w:" in _cause(one, one, one=one)

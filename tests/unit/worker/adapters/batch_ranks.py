@@ -84,9 +84,6 @@ class ThreadRanks(DataRanks):
             self._meeting.exchange(self.rank, f"gather {name} {dim} {own.dtype}", own.detach().clone()), dim
         )
 
-    def exchange(self, own: Any) -> list[Any]:
-        return self._meeting.exchange(self.rank, "exchange", own)
-
 
 @contextmanager
 def threads_as_ranks() -> Iterator[None]:

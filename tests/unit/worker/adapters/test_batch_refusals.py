@@ -58,18 +58,13 @@ def test_a_change_that_would_be_lost_is_an_error(change: Callable[[Any], Any], f
         _on_rows(change)
 
 
-@pytest.mark.parametrize(
-    ("view", "function"),
-    [(lambda x: x[0], "indexing"), (lambda x: x[:1].squeeze(0), "squeeze")],
-    ids=["indexing", "squeeze"],
-)
-def test_a_change_of_a_batch_that_a_view_would_show_is_an_error(view: Callable[[Any], Any], function: str) -> None:
+def test_a_change_of_a_batch_that_a_view_would_show_is_an_error() -> None:
     def body(x: Any) -> Any:
-        seen = view(x)
+        seen = x[0]
         x.add_(1)
         return seen
 
-    with refused("HT-batch-not-whole", function=function):
+    with refused("HT-batch-not-whole", function="indexing"):
         _on_rows(body)
 
 
@@ -101,10 +96,3 @@ def test_a_function_that_is_not_handed_on_is_an_error() -> None:
 
     with refused("HT-batch-not-whole", function="aten.add.Tensor"):
         _on_rows(body)
-
-
-def test_a_function_has_one_rule() -> None:
-    from hpctrain.worker.adapters.torch.batch.tensor import rule
-
-    with pytest.raises(ValueError, match="already"):
-        rule(torch.add)(lambda func, args, kwargs: None)

@@ -24,7 +24,7 @@ def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changed = ((type(tf.function(lambda: None)), "__init__"), (trainer, "compile"), (keras.Layer, "__call__"))
     for owner, name in (*changed, (optimizer, "apply")):
         monkeypatch.setattr(owner, name, vars(owner)[name])
-    settings = {"steps": 5, "perturb": None, "float64": False}
+    settings = {"steps": 5, "perturb": None}
     watch(Recorder(RunDirectory(tmp_path), 0, 1, settings))
 
 

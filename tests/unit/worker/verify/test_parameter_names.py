@@ -6,22 +6,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hpctrain.common.run.step_records import RankFacts  # noqa: E402
 from hpctrain.worker.verify.torch_steps import ParameterNames  # noqa: E402
 
 
 def test_models_that_follow_each_other_have_names_by_their_number() -> None:
     """As for each fold of a cross-validation: a model may get the identity, and the memory, of one before."""
-    names = ParameterNames(RankFacts())
+    names = ParameterNames()
     for number in range(1, 30):
         model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        names.add(model)
         found = names.of(list(model.parameters()))
         expected = ["0.weight", "0.bias"] if number == 1 else [f"0.weight ({number})", f"0.bias ({number})"]
         assert [found[each] for each in model.parameters()] == expected
         del model, found
-
-
-def test_parameters_without_a_model_have_their_places() -> None:
-    names = ParameterNames(RankFacts())
-    tensors = [torch.zeros(1, requires_grad=True) for _ in range(2)]
-    assert [names.of(tensors)[each] for each in tensors] == ["tensor 0", "tensor 1"]

@@ -8,32 +8,29 @@ either. So the function through which both start PyTorch's engine is replaced.
 from __future__ import annotations
 
 import functools
-import sys
+import inspect
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from hpctrain.worker.adapters.torch.backward_passes import asking, backward_begins, in_backward
-from hpctrain.worker.adapters.torch.batch.ranks import added_to, known_ranks, mean_over_ranks
+from hpctrain.worker.adapters.torch.batch.ranks import known_ranks, mean_over_ranks
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, on_whole, rows_of, rule, running, whole_of
 from hpctrain.worker.adapters.torch.refusals import SINCE_2_13
 
 
 @rule(torch.Tensor.backward)
 def backward(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    names = ("gradient", "retain_graph", "create_graph", "inputs")
-    given = dict(zip(names, args[1:], strict=False)) | kwargs
+    given = _given(func, args, kwargs)
     given["grad_tensors"] = given.pop("gradient", None)
-    return torch_backward(torch.autograd.backward, (args[0],), given)
+    return torch_backward(torch.autograd.backward, (given.pop("self"),), given)
 
 
 @rule(torch.autograd.backward)
 def torch_backward(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    names = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
-    given = dict(zip(names, args, strict=False)) | kwargs
+    given = _given(func, args, kwargs)
     roots = _listed(given.pop("tensors"))
     gradients = _listed(given.pop("grad_tensors", None)) or [None] * len(roots)
     starts = [_start(root, gradient) for root, gradient in zip(roots, gradients, strict=True)]
@@ -44,8 +41,7 @@ def torch_backward(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
 @rule(torch.autograd.grad)
 def grad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    names = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "only_inputs", "allow_unused")
-    given = dict(zip(names, args, strict=False)) | kwargs
+    given = _given(func, args, kwargs)
     roots, inputs = _listed(given.pop("outputs")), _listed(given.pop("inputs"))
     gradients = _listed(given.pop("grad_outputs", None)) or [None] * len(roots)
     if given.get("is_grads_batched"):
@@ -62,6 +58,10 @@ def grad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         _true(gradient, of) if batch or gradient is None else mean_over_ranks(gradient, rows.ranks)
         for gradient, of, batch in zip(found, inputs, batches, strict=True)
     )
+
+
+def _given(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return dict(inspect.signature(func).bind(*args, **kwargs).arguments)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -144,7 +144,7 @@ def watch_engine() -> None:
             return engine(*args, accumulate_grad=accumulate_grad, **kwargs)
         if accumulate_grad:
             backward_begins()
-            return engine(*_below_sum(*args), accumulate_grad=True, **kwargs)
+            return engine(*args, accumulate_grad=True, **kwargs)
         with asking():
             found = engine(*args, accumulate_grad=False, **kwargs)
         ranks = known_ranks()
@@ -154,27 +154,3 @@ def watch_engine() -> None:
         return tuple(each if each is None else mean_over_ranks(each, ranks) for each in found)
 
     torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
-
-
-_backward = torch.autograd.backward.__code__
-
-
-def _below_sum(roots: Any, gradients: Any, *others: Any) -> tuple[Any, ...]:
-    """The arguments of a backward pass, which begins at this rank's part of a loss that was added up over the ranks.
-
-    That needs no message: where the script gave no gradient of the loss, it is 1 on all ranks.
-    """
-    added = added_to(roots[0]) if len(roots) == 1 else None
-    if added is None or others[2] or not _is_implied():
-        return roots, gradients, *others
-    factor = added.ranks.size / added.divisor
-    start = factor if isinstance(factor, torch.Tensor) else torch.full_like(gradients[0], factor)
-    return (added.own,), (start,), *others
-
-
-def _is_implied() -> bool:
-    """Whether the script gave the backward pass that begins no gradients."""
-    frame: FrameType | None = sys._getframe(3)
-    while frame is not None and frame.f_code is not _backward:
-        frame = frame.f_back
-    return frame is not None and frame.f_locals["grad_tensors"] is None

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import xxhash
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -37,7 +38,6 @@ from hpctrain.worker.adapters.torch.batch.first_call import (
     results_without_traces,
     with_a_row_more,
 )
-from hpctrain.worker.adapters.torch.batch.rank_streams import RankStream
 from hpctrain.worker.adapters.torch.batch.ranks import Rows, own_rows
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, rows_of, running, whole_of
 from hpctrain.worker.adapters.torch.trainable import is_distributed, take_new_parameters
@@ -152,12 +152,7 @@ def _common_rows(batches: list[BatchTensor]) -> Rows | None:
 
 
 def _on_rows(
-    module: nn.Module,
-    known: _Known,
-    rows: Rows,
-    constants: frozenset[int],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    module: nn.Module, known: _Known, rows: Rows, constants: frozenset[int], args: tuple[Any, ...], kwargs: Any
 ) -> Any:
     def part(value: Any) -> Any:
         return _part(value, rows, known.recurrent, constants) if isinstance(value, torch.Tensor) else value
@@ -241,7 +236,7 @@ def _dims_of(
     left, own = first.left() if first else Left(), [long_dims(result, rows) for result in results]
     if may_coincide(own, rows):
         own = dims_of_rows(own, longer(), rows)
-    found = rows.ranks.exchange((left, own))
+    found = rows.ranks.comm.allgather_object((left, own))
     others, even = 1 if known.recurrent else rows.dim, len(set(rows.sizes)) == 1
     dims = agreed_dims([each for _, each in found], first=rows.dim, others=others, even=even)
     keeping = keeping_parts([left for left, _ in found])
@@ -269,6 +264,43 @@ def _call_whole(module: nn.Module, name: str) -> None:
         known = _known.get(part) or _Known(_states_of(part))
         known.whole = True
         _known[part] = known
+
+
+class RankStream:
+    """A context manager in which PyTorch's generators draw numbers of this data rank's own. Made anew for each use.
+
+    Outside of models all ranks share one stream, that of one process. A model's numbers follow from the state of that
+    stream and from the rank. The shared stream moves on by one number if the model has drawn any, so that the next call
+    draws others, and a script that restores the shared stream, as on resuming, restores all.
+
+    Args:
+        agree: whether any rank has drawn from each generator, for models of which other ranks compute other parts.
+    """
+
+    def __init__(self, rank: int, agree: Callable[[list[bool]], list[bool]] = list) -> None:
+        self._agree = agree
+        self._shared = [(generator, generator.get_state()) for generator in _generators()]
+        for generator, shared in self._shared:
+            generator.manual_seed(xxhash.xxh3_64_intdigest(shared.numpy().data, seed=rank) >> 1)  # below 2**63
+        self._begun = [generator.get_state() for generator, _ in self._shared]
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, *others: object) -> None:
+        pairs = zip(self._shared, self._begun, strict=True)
+        drawn = [kind is None and not torch.equal(generator.get_state(), begun) for (generator, _), begun in pairs]
+        for (generator, shared), moves in zip(self._shared, drawn if kind else self._agree(drawn), strict=True):
+            generator.set_state(shared)
+            if moves:
+                torch.rand(1, generator=generator, device=generator.device)
+
+
+def _generators() -> list[torch.Generator]:
+    """The generators that a model may draw from: the CPU's, and the one of the GPU in use."""
+    generators = [torch.default_generator]
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+    return generators
 
 
 # Hooks of these packages are a part of the model.

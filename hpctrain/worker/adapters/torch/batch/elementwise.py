@@ -249,13 +249,3 @@ def random_in_place(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     whole = func(_empty(x), *args[1:], **kwargs)
     x.local.copy_(own_rows(whole, x.rows))
     return x
-
-
-@rule(F.dropout)
-def dropout(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    x = args[0]
-    if not kwargs["training"]:
-        return x
-    mask = F.dropout(torch.ones_like(_empty(x)), kwargs["p"])
-    factors = BatchTensor(own_rows(mask, x.rows), x.rows)
-    return x.mul_(factors) if kwargs["inplace"] else x * factors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -106,7 +105,7 @@ def name_moved(ranks: DataRanks, model: str, found: Sequence[Left]) -> None:
     names = [name for name, value in everyone[0].items() if any(each.get(name) != value for each in everyone)]
     if names:
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        ranks.say(
+        ranks.comm.say(
             f"warning: {', '.join(names[:_NAMED])}{more} of {model} follow each rank's own samples, and differ between "
             "the ranks; average them by hand, or compute them outside of the model, where a batch is whole"
         )
@@ -201,15 +200,11 @@ def results_without_traces(module: nn.Module, call: Callable[[], list[Any]], arg
     before = ModuleState(module)
     try:
         running.tries = True
-        with torch.no_grad(), _restored_streams():
+        devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+        with torch.no_grad(), torch.random.fork_rng(devices):
             return call()
     except Exception:
         return None
     finally:
         running.tries = False
         before.restore()
-
-
-def _restored_streams() -> contextlib.AbstractContextManager[None]:
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    return torch.random.fork_rng(devices)

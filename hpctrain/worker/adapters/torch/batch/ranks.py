@@ -7,12 +7,11 @@ something else at that moment, as under ``if comm.rank == 0:``, is found before 
 from __future__ import annotations
 
 import functools
-import math
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,8 +28,6 @@ _WORDS = 16
 _SMALL = _WORDS - 1
 # Gathered bytes a step from which on it is worth knowing what gathers them.
 _LARGE = 64_000_000
-
-T = TypeVar("T")
 
 
 class DataRanks:
@@ -70,15 +67,6 @@ class DataRanks:
         total = self._group.allreduce_torch(torch.view_as_real(wide) if complex_numbers else wide)
         return (torch.view_as_complex(total) if complex_numbers else total).to(own.dtype)
 
-    def ratio(self, own: torch.Tensor, count: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor | float]:
-        """The sum over the data ranks of a number divided by that of another one, and the latter, by one message."""
-        if _is_small(own):
-            total, number = self._meet([own.item(), count.item()], name)
-            number = number or math.nan  # as PyTorch divides
-            return torch.full((), total / number, dtype=own.dtype, device="cpu"), number
-        both = self.sum(torch.stack((own.detach(), count.to(own.dtype))), name)
-        return both[0] / both[1], both[1]
-
     def gather(self, own: torch.Tensor, sizes: Sequence[int], dim: int, name: str = "gathered rows") -> torch.Tensor:
         """All data ranks' rows along ``dim``, joined in the order of the ranks.
 
@@ -117,14 +105,6 @@ class DataRanks:
                 f"at {line or 'some line'} needs the whole batch; a function of rows, or of fewer columns, costs less"
             )
         return gathered
-
-    def say(self, text: str) -> None:
-        """Print a message for the user, once for all ranks."""
-        self.comm.say(text)
-
-    def exchange(self, own: T) -> list[T]:
-        """What each rank has found, on all ranks."""
-        return self.comm.allgather_object(own)
 
     def _meet(self, values: list[float], name: str) -> list[float]:
         """The sums of a few numbers over the data ranks, after all ranks have shown that they are at one place."""
@@ -234,12 +214,13 @@ def sum_over_ranks(
         divisor: what the sum is divided by: a number, or a tensor of one number, which is added up with the other.
     """
     if isinstance(divisor, torch.Tensor):
-        total, divisor = ranks.ratio(own, divisor, name)
+        both = ranks.sum(torch.stack((own.detach(), divisor.to(own.dtype))), name)
+        total, divisor = both[0] / both[1], both[1]
     else:
         total = ranks.sum(own, name)
         total = total if divisor == 1 else total / divisor
     if own.requires_grad and torch.is_grad_enabled():
-        return _apply_sum(own, [total], Added(own, ranks, name, divisor))
+        return _apply_sum(own, [total], ranks, name, divisor)
     return total
 
 
@@ -275,39 +256,27 @@ def mean_over_ranks(own: torch.Tensor, ranks: DataRanks) -> torch.Tensor:
     return sum_over_ranks(own, ranks, "a gradient", ranks.size)
 
 
-class Added(NamedTuple):
-    """A tensor that was added up over the ranks, how it is named in messages, and what the sum was divided by."""
-
-    own: torch.Tensor
-    ranks: DataRanks
-    name: str
-    divisor: torch.Tensor | float
-
-
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, total: list[torch.Tensor], added: Added) -> torch.Tensor:
-        ctx.added = added
+    def forward(
+        ctx: Any,
+        own: torch.Tensor,
+        total: list[torch.Tensor],
+        ranks: DataRanks,
+        name: str,
+        divisor: torch.Tensor | float,
+    ) -> torch.Tensor:
+        ctx.ranks, ctx.name, ctx.divisor = ranks, name, divisor
         return total[0]
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        _, ranks, name, divisor = ctx.added
-        return sum_over_ranks(gradient, ranks, f"the gradient of {name}") / divisor, None, None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+        total = sum_over_ranks(gradient, ctx.ranks, f"the gradient of {ctx.name}")
+        return total / ctx.divisor, None, None, None, None
 
 
 # Without what Function.apply does for functorch, whose tensors have no numbers to add up.
 _apply_sum: Callable[..., torch.Tensor] = super(torch.autograd.Function, _Sum).apply
-
-
-def added_to(total: Any) -> Added | None:
-    """What was added up to give this tensor, unless the script sees its gradient."""
-    node: Any = getattr(total, "grad_fn", None)
-    of_sum = isinstance(node, _Sum._backward_cls)
-    if not of_sum or total._backward_hooks or total.retains_grad:
-        return None
-    added: Added = node.added
-    return added
 
 
 class _Spread(torch.autograd.Function):

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from hpctrain.worker.adapters.torch.batch.elementwise import aligned, elementwise, for_rows, part_of, tensors_in
+from hpctrain.worker.adapters.torch.batch.elementwise import aligned, elementwise, for_rows, part_of
 from hpctrain.worker.adapters.torch.batch.ranks import sum_over_ranks
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, on_whole, place_of, rule
 
@@ -125,14 +125,11 @@ def _plain(value: torch.Tensor, beside: BatchTensor) -> torch.Tensor:
 # The fewest dimensions with which a function takes the first one for samples.
 _OF_SAMPLES = {
     2: "group_norm prelu",
-    3: "conv1d conv_transpose1d max_pool1d max_pool1d_with_indices avg_pool1d adaptive_avg_pool1d adaptive_max_pool1d "
-    "interpolate instance_norm local_response_norm",
+    3: "interpolate local_response_norm",
     4: "conv2d conv_transpose2d max_pool2d max_pool2d_with_indices avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d "
     "pixel_shuffle pixel_unshuffle channel_shuffle unfold",
-    5: "conv3d conv_transpose3d max_pool3d max_pool3d_with_indices avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d",
 }
 _fewest = {func: dims for dims, names in _OF_SAMPLES.items() for func in named(names, F, torch)}
-del _fewest[torch.instance_norm]  # whose arguments differ
 
 
 @rule(*_fewest, F.pad)
@@ -142,20 +139,13 @@ def of_samples(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     fewest = len(args[1]) // 2 + 1 if func is F.pad else _fewest[func]
     if not isinstance(x, BatchTensor) or x.rows.dim or x.dim() < fewest or 0 in x.rows.sizes:
         return NotImplemented
-    if kwargs.get("use_input_stats") and kwargs.get("running_mean") is not None:
-        return NotImplemented  # a change of the statistics
     return _with_shared(func, x, args, kwargs)
 
 
-@rule(*named("linear layer_norm rms_norm embedding", F))
-def of_last(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function of the last dimensions."""
+@rule(F.linear)
+def linear(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x = args[0]
-    last = {F.linear: 1, F.embedding: 0}.get(func) if func in (F.linear, F.embedding) else len(args[1])
-    if not isinstance(x, BatchTensor) or x.rows.dim >= x.dim() - (last or 0):
-        return NotImplemented
-    # Rescaling the weights, or gradients by how often a row occurs, concerns the whole batch.
-    if any(kwargs.get(name) for name in ("max_norm", "scale_grad_by_freq", "sparse")):
+    if not isinstance(x, BatchTensor) or x.rows.dim == x.dim() - 1:
         return NotImplemented
     return _with_shared(func, x, args, kwargs)
 
@@ -185,24 +175,6 @@ def along_dim(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if place_of(dim, operands.dims) == operands.dims - operands.from_end:
         return NotImplemented
     return operands.result(func(*operands.args, **kwargs))
-
-
-@rule(*named("scaled_dot_product_attention pairwise_distance cosine_similarity", F), torch.cdist)
-def of_pairs(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function of the last dimensions of several operands, whose leading dimensions are broadcast."""
-    last = 1 if func in (F.pairwise_distance, F.cosine_similarity) else 2
-    if kwargs.get("dropout_p") or len(args) > (2 if last == 1 else 4):
-        return NotImplemented
-    operands = aligned(args, kwargs)
-    if operands is None or operands.from_end <= last or 0 in operands.rows.sizes:
-        return NotImplemented
-    if not all(each.numel() for each in tensors_in(args, kwargs)):
-        return NotImplemented  # an attention without elements has the shape of its queries, not that of broadcasting
-    dim = kwargs.get("dim", 1 if func is F.cosine_similarity else -1)
-    if place_of(dim, operands.dims) != operands.dims - 1:
-        return NotImplemented
-    result = func(*operands.args, **operands.kwargs)
-    return BatchTensor(result, operands.rows.along(operands.dims - operands.from_end))
 
 
 # PyTorch hands losses on with their operands by position and everything else by name.

@@ -7,7 +7,6 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hpctrain.worker.adapters.torch.batch.elementwise import for_rows, part_of
@@ -25,66 +24,28 @@ from hpctrain.worker.adapters.torch.batch.tensor import (
 T = torch.Tensor
 
 
-@rule(*named("reshape", torch, T), *named("view view_as reshape_as", T))
+@rule(*named("reshape flatten unflatten squeeze", torch, T), *named("view view_as reshape_as", T))
 def reshape(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    x, *shape = args
-    if not isinstance(x, BatchTensor) or kwargs or not shape or isinstance(shape[0], torch.dtype):
-        return NotImplemented
-    if isinstance(shape[0], torch.Tensor | Sequence):
-        shape = list(shape[0].shape if isinstance(shape[0], torch.Tensor) else shape[0])
-    return _reshaped(x, shape)
-
-
-def _reshaped(x: BatchTensor, shape: Sequence[int]) -> Any:
     """The rows in another shape, where that divides no rank's elements differently.
 
     In the order of memory, what comes before the rows' dimension stays; behind it each rank holds a contiguous part.
     """
-    shape = [int(each) for each in shape]
-    if shape.count(-1) == 1:
-        others = prod(each for each in shape if each != -1)
-        if not others:
-            return NotImplemented
-        shape[shape.index(-1)] = x.numel() // others
-    outer, inner = prod(x.shape[: x.rows.dim]), prod(x.shape[x.rows.dim + 1 :])
-    if prod(shape) != x.numel() or not x.numel():
+    x, types = args[0], [each for each in (*args, *kwargs.values()) if isinstance(each, torch.dtype)]
+    if not isinstance(x, BatchTensor) or not x.numel() or types:
         return NotImplemented
+    shape = func(*tree_map(_without_memory, args), **kwargs).shape
+    outer, inner = prod(x.shape[: x.rows.dim]), prod(x.shape[x.rows.dim + 1 :])
     for dim in reversed(range(len(shape))):
-        if prod(shape[:dim]) == outer and shape[dim] != 1:
-            step = prod(shape[dim + 1 :])
-            if any(size * inner % step for size in x.rows.sizes):
-                continue
+        step = prod(shape[dim + 1 :])
+        if prod(shape[:dim]) == outer and shape[dim] != 1 and not any(size * inner % step for size in x.rows.sizes):
             sizes = [size * inner // step for size in x.rows.sizes]
             local = [*shape[:dim], sizes[x.rows.ranks.rank], *shape[dim + 1 :]]
             return BatchTensor(x.local.reshape(local), Rows(x.rows.ranks, tuple(sizes), dim))
     return NotImplemented
 
 
-@rule(*named("flatten", torch, T))
-def flatten(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    x, first, last = (*args, None, None)[:3]
-    first = kwargs.get("start_dim", 0 if first is None else first)
-    last = kwargs.get("end_dim", -1 if last is None else last)
-    if not isinstance(x, BatchTensor) or not isinstance(first, int) or not isinstance(last, int) or not x.dim():
-        return NotImplemented
-    first, last = place_of(first, x.dim()), place_of(last, x.dim())
-    if first > last:
-        return NotImplemented
-    return _reshaped(x, [*x.shape[:first], prod(x.shape[first : last + 1]), *x.shape[last + 1 :]])
-
-
-@rule(*named("squeeze", torch, T))
-def squeeze(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    x = args[0]
-    if not isinstance(x, BatchTensor):
-        return NotImplemented
-    dims = kwargs.get("dim", args[1] if len(args) > 1 else tuple(range(x.dim())))
-    dims = {place_of(each, x.dim()) for each in ((dims,) if isinstance(dims, int) else dims)}
-    removed = {dim for dim in dims if x.shape[dim] == 1}
-    if x.rows.dim in removed:
-        return NotImplemented
-    rows = x.rows.along(x.rows.dim - sum(dim < x.rows.dim for dim in removed))
-    return BatchTensor(x.local.squeeze(tuple(removed)), rows)
+def _without_memory(value: Any) -> Any:
+    return torch.empty(value.shape, device="meta") if isinstance(value, torch.Tensor) else value
 
 
 # The stride of the rows in a tensor without memory, whose other dimensions have 0. A new one gets twice it, 1 or 0.
@@ -277,21 +238,3 @@ def setitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     mask[index], values[index] = True, whole_of(value)
     x.local.copy_(torch.where(own_rows(mask, x.rows), own_rows(values, x.rows), x.local))
     return None
-
-
-@rule(F.one_hot)
-def one_hot(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    x = args[0]
-    classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
-    if not isinstance(x, BatchTensor) or classes < 1:
-        return NotImplemented
-    return BatchTensor(func(x.local, classes), x.rows)
-
-
-@rule(torch.stack)
-def stack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensors = list(args[0] if args else kwargs["tensors"])
-    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
-    if kwargs.get("out") is not None or len({each.shape for each in tensors}) > 1:
-        return NotImplemented
-    return torch.cat([each.unsqueeze(dim) for each in tensors], dim)

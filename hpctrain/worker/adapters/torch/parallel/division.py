@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,16 +15,14 @@ from torch.distributed.fsdp import FSDPModule
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh
-from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.torch.backward_passes import BackwardPasses, watch_gradients
 from hpctrain.worker.adapters.torch.batch.derivatives import watch_engine
 from hpctrain.worker.adapters.torch.guarding import guard_over, release, settings_of
 from hpctrain.worker.adapters.torch.optimizer_contents import facts_of, optimizers_in
 from hpctrain.worker.adapters.torch.parallel.gathered import Gathered
-from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring, agree_on_overflow
+from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring, agree_on_overflow, share_state
 from hpctrain.worker.adapters.torch.parallel.parallel_plan import ParallelPlan
 from hpctrain.worker.adapters.torch.parallel.sharding import device_mesh, divide, recompute, sizes_of
-from hpctrain.worker.adapters.torch.parallel.shared_state import share_state
 from hpctrain.worker.adapters.torch.steps import mean_loss, step_recorder, with_closure
 from hpctrain.worker.comm import Communicator
 
@@ -60,17 +58,10 @@ class Division:
                 "pipeline = ht.Pipeline(model, optimizer, loss, mesh=mesh, plan=plan), and pipeline.step(x, y)",
                 pp=sizes["pp"],
             )
-        only_data = sizes["tp"] == 1 and plan.precision is None
-        self._shares_state = plan.zero == 1 and sizes["dp_shard"] > 1
         check_plan(model, sizes, plan)
-        self.divides_model = not (only_data and (self._shares_state or sizes["dp_shard"] == 1))
-        if self.divides_model and self._shares_state:
-            raise HpctrainError(
-                "HT-parallel-plan-not-valid",
-                "zero=1 divides the state of an optimizer of the whole model, but tp or the plan's "
-                "precision divides the model",
-                "choose zero=2 or zero=3, which keep less",
-            )
+        keeps_whole = sizes["tp"] == 1 and plan.precision is None and (plan.zero == 1 or sizes["dp_shard"] == 1)
+        self.divides_model = not keeps_whole
+        self._shares_state = keeps_whole and sizes["dp_shard"] > 1
         self._comm, self._model, self._optimizers, self._plan = comm, model, optimizers, plan
         self._guard_every = guard_every
         self._rewiring = Rewiring(model, optimizers) if self.divides_model or self._shares_state else None
@@ -90,28 +81,17 @@ class Division:
         self._rewiring = None
         if isinstance(self._model, FSDPModule):
             gathered = Gathered(self._model)
-            check = gathered.check_step
+            passes = gathered.passes
             for each in self._optimizers:
                 each.register_step_post_hook(lambda *_: gathered.divide_again())
         else:
-            check = _watch_passes(self._model)
+            passes = BackwardPasses()
+            watch_gradients(self._model.parameters(), passes.made)
         for each in self._optimizers:
-            each.register_step_pre_hook(lambda *_: check())
-        guard = guard_over(self._comm, self._model.named_parameters(), every=self._guard_every, divided=True)
-        watch_steps(guard, self._comm, self._optimizers, step_recorder(self._comm, self._model))
-        agree_on_overflow(self._optimizers, mesh)
-
-
-def _watch_passes(model: nn.Module) -> Callable[[], None]:
-    """Watch a model's backward passes. Returns a check that raises HpctrainError after one that an error ended."""
-    passes = BackwardPasses()
-
-    def made() -> None:
-        passes.check_ended()
-        passes.reached()
-
-    watch_gradients(model.parameters(), made)
-    return passes.check_ended
+            each.register_step_pre_hook(lambda *_: passes.check_ended())
+        note = step_recorder(self._comm, self._model)
+        named = self._model.named_parameters()
+        watch_steps(self._comm, named, self._optimizers, mesh, note=note, guard_every=self._guard_every)
 
 
 def check_plan(model: nn.Module, sizes: dict[Any, int], plan: ParallelPlan) -> None:
@@ -131,14 +111,22 @@ def check_plan(model: nn.Module, sizes: dict[Any, int], plan: ParallelPlan) -> N
             'plan=ht.ParallelPlan(tensor={"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()})',
             tp=sizes["tp"],
         )
-    plan.check(model, sizes["tp"])
+    plan.check(model)
 
 
 def watch_steps(
-    guard: Guard, comm: Communicator, optimizers: Optimizers, note: Callable[[torch.optim.Optimizer], None] | None
+    comm: Communicator,
+    parameters: Iterable[tuple[str, nn.Parameter]],
+    optimizers: Optimizers,
+    mesh: DeviceMesh,
+    *,
+    note: Callable[[torch.optim.Optimizer], None] | None,
+    guard_every: int,
 ) -> None:
     """Record and guard the first optimizer's steps as those of the model; PyTorch reduces the gradients of all."""
     comm.distributed = True
+    guard = guard_over(comm, parameters, every=guard_every, divided=True)
+    agree_on_overflow(optimizers, mesh)
     for each in optimizers:
         for inner in optimizers_in(each):
             facts_of(inner).reduced_elsewhere = True
@@ -165,34 +153,29 @@ def watch_steps(
         each.register_step_post_hook(lambda *_: guard.updated())
 
 
+# What PyTorch's messages about divided tensors mean to a script.
+_EXPLAINED = {
+    "Cannot flatten unevenly sharded tensor": (
+        "a parameter or gradient that is divided over the ranks, of which they have different numbers of rows, cannot "
+        "be flattened: take t.full_tensor() if hasattr(t, 'full_tensor') else t on all ranks before reshape, view or "
+        "flatten; plan=ht.ParallelPlan(zero=1) keeps whole parameters and gradients"
+    ),
+    "appears to not have been used in the graph": (
+        "the loss was not computed from what torch.autograd.grad differentiates by; if that is a parameter that is "
+        "divided over the ranks, it was computed from the gathered one: call backward(), and take p.grad"
+    ),
+    "mixed torch.Tensor and DTensor": (
+        "a parameter that is divided over the ranks, or what was computed from it, met a tensor of this rank's own: "
+        "call the model or modules in it, which gather their parameters, rather than functions of their weights; in a "
+        "penalty, take p.full_tensor() if hasattr(p, 'full_tensor') else p for each p of model.parameters(); "
+        "plan=ht.ParallelPlan(zero=1) keeps whole parameters"
+    ),
+}
+
+
 def of_divided_tensors(error: BaseException) -> str:
     """What PyTorch's message about a divided tensor means to a script; nothing for other errors.
 
     PyTorch 2.13 raises it in C++, where Python cannot replace it: ``hpctrain run`` prints this after the error.
     """
-    if "Cannot flatten unevenly sharded tensor" in str(error):
-        return (
-            "a parameter or gradient that is divided over the ranks, of which they have different numbers of rows, "
-            "cannot be flattened: take t.full_tensor() if hasattr(t, 'full_tensor') else t on all ranks before "
-            "reshape, view or flatten; plan=ht.ParallelPlan(zero=1) keeps whole parameters and gradients"
-        )
-    if "FSDP does not support deepcopy" in str(error):
-        return "a model that is divided over the ranks cannot be copied; plan=ht.ParallelPlan(zero=1) keeps it whole"
-    if "Can't pickle <class 'torch.distributed.fsdp" in str(error):
-        return (
-            "a model that is divided over the ranks cannot be saved as an object: save its state, by "
-            "torch.distributed.checkpoint or hpctrain's own checkpoints"
-        )
-    if "appears to not have been used in the graph" in str(error):
-        return (
-            "the loss was not computed from what torch.autograd.grad differentiates by; if that is a parameter that is "
-            "divided over the ranks, it was computed from the gathered one: call backward(), and take p.grad"
-        )
-    if "mixed torch.Tensor and DTensor" not in str(error):
-        return ""
-    return (
-        "a parameter that is divided over the ranks, or what was computed from it, met a tensor of this rank's own: "
-        "call the model or modules in it, which gather their parameters, rather than functions of their weights; in a "
-        "penalty, take p.full_tensor() if hasattr(p, 'full_tensor') else p for each p of model.parameters(); "
-        "plan=ht.ParallelPlan(zero=1) keeps whole parameters"
-    )
+    return next((meaning for words, meaning in _EXPLAINED.items() if words in str(error)), "")

@@ -39,13 +39,16 @@ class Gathered:
 
     Args:
         model: the root of ``fully_shard``, to which it was applied last.
+
+    Attributes:
+        passes: the backward passes through the model.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._root: Any = model._get_fsdp_state()  # type: ignore[operator]
         self._groups: _Groups = groups_of(model)
         self._missing = MissingGradients(self._groups)
-        self._passes = BackwardPasses(self._after_pass)
+        self.passes = BackwardPasses(self._after_pass)
         self._gatherers: dict[FSDPParamGroup, nn.Module] = {}
         self._kept: set[FSDPParamGroup] = set()
         for group in self._groups:
@@ -55,9 +58,10 @@ class Gathered:
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.register_forward_hook(self._unit_done)
-                # Each pass reduces. One that a script leaves out would be missing beside those of other parts.
+                # Each pass reduces, whatever FSDP2's switches say. One that a script leaves out would be missing beside
+                # those of other parts.
                 for name in ("set_requires_gradient_sync", "set_requires_all_reduce", "set_is_last_backward"):
-                    setattr(module, name, _reduces_anyway)
+                    setattr(module, name, lambda *_, **__: None)
             elif own := self._used_by(module):
                 module.register_forward_pre_hook(functools.partial(self._gather, own), prepend=True)
                 module.register_forward_hook(functools.partial(self._part_done, own), always_call=True)
@@ -67,10 +71,6 @@ class Gathered:
         self._kept.clear()
         for group in self._groups:
             group.reshard()
-
-    def check_step(self) -> None:
-        """Refuse a step after a backward pass that an error ended."""
-        self._passes.check_ended()
 
     def _patch(self, group: FSDPParamGroup) -> None:
         """Keep parameters gathered after ``torch.autograd.grad(…, create_graph=True)``, whose graph has them.
@@ -165,8 +165,7 @@ class Gathered:
     def _arrived(self, parameter: torch.Tensor) -> None:
         if parameter.grad is not None and parameter.grad.requires_grad:
             refuse_graph(f"a parameter of shape {tuple(parameter.shape)}")
-        self._passes.check_ended()
-        if self._passes.reached():
+        if self.passes.made():
             self._kept.clear()
 
     def _after_pass(self) -> None:
@@ -178,10 +177,6 @@ class Gathered:
             ):
                 self._root._root_post_backward_final_callback()
         self._missing.take_back()
-
-
-def _reduces_anyway(*_: object, **__: object) -> None:
-    """In place of FSDP2's switches that put off the reduction of gradients."""
 
 
 # Passes after which the order of gathers is compared on a GPU, which reading waits for.
@@ -215,8 +210,11 @@ class MissingGradients:
         used = [id(each) not in unused for each in every]
         device = self._groups[0].device
         found = torch.tensor([*used, self._order, -self._order], device="cpu").to(device, non_blocking=True)
-        for process_group in _process_groups(self._groups[0]):
-            dist.all_reduce(found, dist.ReduceOp.MAX, process_group)
+        mesh = self._groups[0].mesh_info
+        for name in ("shard_process_group", "replicate_process_group"):
+            process_group = getattr(mesh, name, None)
+            if process_group is not None and process_group.size() > 1:
+                dist.all_reduce(found, dist.ReduceOp.MAX, process_group)
         if unused or device.type == "cpu" or self._passes < _EVERY or self._passes % _EVERY == 0:
             *used, highest, lowest = found.tolist()
             if highest != -lowest:
@@ -280,9 +278,3 @@ def has_unreduced(parameter: FSDPParam) -> bool:
     return hasattr(parameter, "_unsharded_param") and (
         parameter.unsharded_accumulated_grad is not None or parameter._unsharded_param.grad is not None
     )
-
-
-def _process_groups(group: FSDPParamGroup) -> list[dist.ProcessGroup]:
-    mesh = group.mesh_info
-    found = [getattr(mesh, name, None) for name in ("shard_process_group", "replicate_process_group")]
-    return [each for each in found if each is not None and each.size() > 1]

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 from torch import nn
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
+from torch.distributed.tensor.parallel import ParallelStyle
 
 from hpctrain.common.errors import HpctrainError, nearest
 
@@ -33,7 +33,8 @@ class ParallelPlan:
         precision: the type of parameters and activations while the model computes, such as torch.bfloat16; gradients
             are then reduced in float32, and the optimizer's parameters keep their own type.
         zero: along dp_shard, 3 divides parameters, gradients and the optimizer's state, 2 keeps the whole parameters
-            from the forward to the backward pass, 1 divides the optimizer's state only (arXiv 1910.02054).
+            from the forward to the backward pass, 1 divides the optimizer's state only (arXiv 1910.02054); with tp or
+            a precision, 1 is 2.
         blocks: the name of the ``nn.ModuleDict`` that is cut into pipeline stages.
     """
 
@@ -50,17 +51,11 @@ class ParallelPlan:
                 "HT-choice-unknown", "zero={zero!r} is not a stage of ZeRO", "valid: 1, 2, 3", zero=self.zero
             )
 
-    def check(self, model: nn.Module, tp: int) -> None:
-        """Refuse what does not fit a model.
-
-        Raises:
-            HpctrainError: the plan names a module that the model does not have, or tp does not divide a width.
-        """
+    def check(self, model: nn.Module) -> None:
+        """Raise HpctrainError where the plan names a module that the model does not have."""
         names_of(model, self.shard, "shard")
         names_of(model, self.recompute, "recompute")
-        for pattern, style in self.tensor.items():
-            for name in names_of(model, [pattern], "tensor"):
-                _check_width(model, name, style, tp)
+        names_of(model, list(self.tensor), "tensor")
 
 
 def names_of(model: nn.Module, wanted: Modules, key: str) -> list[str]:
@@ -103,36 +98,3 @@ def _is_meant(name: str, module: nn.Module, item: type[nn.Module] | str) -> bool
 
 def _text(item: type | str) -> str:
     return item if isinstance(item, str) else item.__name__
-
-
-def _check_width(model: nn.Module, name: str, style: ParallelStyle, tp: int) -> None:
-    """Refuse a width that tp does not divide: a rank has whole columns and rows."""
-    module = model.get_submodule(name)
-    divided = _divided(module, style)
-    if divided is None:
-        return
-    what, width = divided
-    if width % tp:
-        raise HpctrainError(
-            "HT-model-not-divisible",
-            "tp {tp} does not divide {name!r}: {dimension} = {width}",
-            f"choose tp among {_divisors(width)}",
-            tp=tp,
-            name=name,
-            dimension=what,
-            width=width,
-        )
-
-
-def _divided(module: nn.Module, style: ParallelStyle) -> tuple[str, int] | None:
-    """Which of a layer's widths is divided over tp."""
-    columns, rows = isinstance(style, ColwiseParallel), isinstance(style, RowwiseParallel)
-    if isinstance(module, nn.Linear) and (columns or rows):
-        return ("out_features", module.out_features) if columns else ("in_features", module.in_features)
-    if isinstance(module, nn.Embedding) and (columns or rows):
-        return ("embedding_dim", module.embedding_dim) if columns else ("num_embeddings", module.num_embeddings)
-    return None
-
-
-def _divisors(width: int) -> str:
-    return ", ".join(str(size) for size in range(1, min(width, 64) + 1) if width % size == 0)

@@ -17,17 +17,32 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh, stream_of
 from hpctrain.worker.adapters.torch.backward_passes import refuse_ended
-from hpctrain.worker.adapters.torch.batch.rank_streams import RankStream
+from hpctrain.worker.adapters.torch.batch.edge import RankStream
 from hpctrain.worker.adapters.torch.batch.tensor import running
 from hpctrain.worker.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
-from hpctrain.worker.adapters.torch.guarding import guard_over
 from hpctrain.worker.adapters.torch.parallel.division import check_plan, watch_steps
-from hpctrain.worker.adapters.torch.parallel.micro_batches import MeanLosses, MicroBatches, Part, padded, part_of
-from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring, agree_on_overflow
+from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
 from hpctrain.worker.adapters.torch.parallel.parallel_plan import ParallelPlan
 from hpctrain.worker.adapters.torch.parallel.schedules import SCHEDULES, Schedules, connect, schedule_on
-from hpctrain.worker.adapters.torch.parallel.sharding import device_mesh, divide, refuse_tie, sizes_of, tied_names
-from hpctrain.worker.adapters.torch.parallel.stages import Cut, Tie, TiedGradients, ties_of
+from hpctrain.worker.adapters.torch.parallel.sharding import (
+    device_mesh,
+    divide,
+    refuse_tie,
+    reshard,
+    sizes_of,
+    tied_names,
+)
+from hpctrain.worker.adapters.torch.parallel.stages import (
+    Cut,
+    MeanLosses,
+    MicroBatches,
+    Part,
+    Tie,
+    TiedGradients,
+    padded,
+    part_of,
+    ties_of,
+)
 from hpctrain.worker.adapters.torch.refusals import check_model, check_optimizer
 from hpctrain.worker.adapters.torch.steps import step_recorder
 from hpctrain.worker.comm import Communicator, current
@@ -120,9 +135,8 @@ class Pipeline:
         for stage in self.stages:
             divide(stage, self._mesh, self._plan, keep=True)
         rewiring.apply(self.stages)
-        guard = guard_over(self._comm, self.named_parameters(), every=guard_every, divided=True)
-        watch_steps(guard, self._comm, optimizers, note)
-        agree_on_overflow(optimizers, self._mesh)
+        named = self.named_parameters()
+        watch_steps(self._comm, named, optimizers, self._mesh, note=note, guard_every=guard_every)
         self._check_ties(ties)
         self._by_number = dict(zip(own, self.stages, strict=True))
         self._tied = TiedGradients(ties, self._by_number, self._mesh["pp"].get_group())
@@ -165,7 +179,6 @@ class Pipeline:
         *,
         scale: float = 1.0,
         scaler: torch.amp.GradScaler | None = None,
-        count: torch.Tensor | float | None = None,
     ) -> float:
         """Forward and backward passes of a batch; adds the mean gradient over the whole batch to the parameters'.
         Collective.
@@ -178,8 +191,6 @@ class Pipeline:
             target: one target per sample, along the first dimension.
             scale: a factor of the loss, such as 1 / steps when gradients are accumulated.
             scaler: the GradScaler, for 16-bit training; an overflow in one stage counts as an overflow in all.
-            count: when gradients are accumulated, what the batches of all steps of the update are divided by, or of
-                plain tensors this rank's parts; by default what the pipeline's ``count`` finds in this target.
 
         Returns:
             The mean loss over the whole batch, on every rank, without the factors.
@@ -191,8 +202,10 @@ class Pipeline:
         self._check_ended()
         self._tied.restart()
         part = part_of(inputs, target)
+        # A smaller batch is padded, so that it needs no schedule of its own.
+        self._size = max(self._size, math.ceil(len(part.inputs) / self._micro_batches))
         with self._in_stages(part):
-            found = self._run(part, factor, count)
+            found = self._run(part, self._size, factor, trains=True)
         self._tied.add_up()
         self._ended = True
         self.accept_gradients()
@@ -200,33 +213,34 @@ class Pipeline:
             self._taken = None  # The scaler is about to change the gradients.
         return found / factor
 
+    @torch.no_grad()
     def evaluate(self, inputs: torch.Tensor, target: torch.Tensor) -> float:
         """The mean loss of a batch, as :meth:`step` returns it, without a backward pass. Collective."""
         part = part_of(inputs, target)
-        size = math.ceil(len(part.inputs) / self._micro_batches)
-        parts = self._cut_up(part, size, 1.0, None)
-        return self._everyone(self._schedules.forward(parts.split(size), self._batch.target.split(size)))
+        found = self._run(part, math.ceil(len(part.inputs) / self._micro_batches), 1.0, trains=False)
+        for stage in self.stages:
+            reshard(stage)
+        return found
 
-    def _run(self, part: Part, factor: float, count: torch.Tensor | float | None) -> float:
-        """The mean loss over the whole batch, times a factor."""
-        # A smaller batch is padded, so that it needs no schedule of its own.
-        self._size = max(self._size, math.ceil(len(part.inputs) / self._micro_batches))
-        whole = self._cut_up(part, self._size, factor, count)
+    def _run(self, part: Part, size: int, factor: float, *, trains: bool) -> float:
+        """The mean loss over the whole batch, times a factor, computed in micro-batches of ``size`` samples."""
+        whole = self._cut_up(part, size, factor)
         losses: list[torch.Tensor] = []
-        given: dict[str, Any] = (
-            {"target": self._batch.target, "losses": losses} if self._count - 1 in self._by_number else {}
-        )
-        schedule = self._schedules.of(self._size, part.inputs, part.target)
-        self._ended = False
+        inputs = [whole] if 0 in self._by_number else []
+        last = self._count - 1 in self._by_number
+        given: dict[str, Any] = {"target": self._batch.target, "losses": losses} if last else {}
+        schedule = self._schedules.of(size, part.inputs, part.target, trains=trains)
+        self._ended = self._ended and not trains
+        run = schedule.step if trains else schedule.eval
         try:
-            schedule.step(*([whole] if 0 in self._by_number else []), return_outputs=False, **given)
+            run(*inputs, return_outputs=False, **given)
         except RuntimeError as error:
             if own := _own_error(error):
                 raise own from None
             raise
         return self._everyone(losses)
 
-    def _cut_up(self, part: Part, size: int, factor: float, count: torch.Tensor | float | None) -> torch.Tensor:
+    def _cut_up(self, part: Part, size: int, factor: float) -> torch.Tensor:
         """Divide a batch into micro-batches of one size, the last ones padded; returns the padded inputs."""
         if self._means is not None:
             self._means.begin()
@@ -235,22 +249,19 @@ class Pipeline:
         # The padding is cut off again before the loss.
         factors = [(own, factor * part.weight * own / samples) for own in counts]
         if self._count_of is not None:
-            divisor = self._divisor(part, self._count_of, count)
+            # What turns the mean over the ranks of their sums into the mean of the batch.
+            divisor = self._sum(float(self._count_of(part.target))) / self._comm.size
             factors = [(own, factor / divisor if divisor else 0.0) for own in counts]
         self._batch = MicroBatches(size, padded(part.target, rows), factors)
         return padded(part.inputs, rows)
 
-    def _divisor(self, part: Part, count_of: Count, count: torch.Tensor | float | None) -> float:
-        """What turns the mean over the ranks of their sums into the mean of the batch. Collective."""
-        if count is not None and part.divided:
-            return float(count) / part.divided
-        own = float(count_of(part.target) if count is None else count)
-        return float(self._comm.allreduce(np.array([own]), "sum")[0]) / self._comm.size
-
     def _everyone(self, losses: Sequence[torch.Tensor]) -> float:
         """The mean over the ranks that compute different samples, on every rank."""
         own = float(torch.stack([each.detach().double() for each in losses]).sum()) if losses else 0.0
-        return float(self._comm.allreduce(np.array([own]), "sum")[0]) / (self._comm.size // self._pp)
+        return self._sum(own) / (self._comm.size // self._pp)
+
+    def _sum(self, own: float) -> float:
+        return float(self._comm.allreduce(np.array([own]), "sum")[0])
 
     @contextmanager
     def _in_stages(self, part: Part) -> Iterator[None]:
@@ -258,7 +269,7 @@ class Pipeline:
         draw random numbers of its own, except for plain tensors."""
         running.asks = True
         try:
-            with RankStream(stream_of(self._comm), self._any) if part.divided else nullcontext():
+            with RankStream(stream_of(self._comm), self._any) if part.shared else nullcontext():
                 yield
         finally:
             running.asks = False
@@ -276,8 +287,8 @@ class Pipeline:
         if count == 0:
             return output[:0].sum()
         found = self._loss_of(output[:count], target[:count])
-        if self._means is not None:
-            self._means.check(output[:count], target[:count], found)
+        if self._means is not None and found.numel() == 1:
+            self._means.check(output[:count], target[:count])
         return found * factor
 
     def clip_grad_norm_(self, max_norm: float) -> float:
@@ -303,8 +314,7 @@ class Pipeline:
         counted = [cast(torch.Tensor, each.grad) for each in parameters if not self._tied.is_copy(each)]
         own = torch.nn.utils.get_total_norm(counted)
         own = own.full_tensor() if hasattr(own, "full_tensor") else own
-        everyone = self._comm.allreduce(np.array([float(own) ** 2]), "sum")[0]
-        return math.sqrt(everyone / (self._comm.size // self._pp))
+        return math.sqrt(self._sum(float(own) ** 2) / (self._comm.size // self._pp))
 
     def accept_gradients(self) -> None:
         """Take the gradients as they are, after the script changed them element by element (``clip_grad_value_``)."""

@@ -1,4 +1,4 @@
-"""Runs micro-batches through the stages of a pipeline: schedules for training, forward passes alone for evaluations.
+"""Runs micro-batches through the stages of a pipeline.
 
 PyTorch's stages learn the shapes of their messages from the first batch, and keep them. Here each kind of batch gets a
 schedule of its own, and each step begins with one small message over the ranks of pp: whether all of them got
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.worker.adapters.torch.parallel.gathered import MissingGradients
-from hpctrain.worker.adapters.torch.parallel.sharding import groups_of, reshard
+from hpctrain.worker.adapters.torch.parallel.sharding import groups_of
 
 # The schedule, and how many stages each rank has.
 SCHEDULES: dict[str, tuple[type, int]] = {
@@ -32,30 +32,14 @@ SCHEDULES: dict[str, tuple[type, int]] = {
 }
 # The most schedules kept. Each holds an activation and a gradient per micro-batch and neighbouring stage.
 _KEPT = 8
-# Methods of PyTorch's stages that _Stage replaces. They came together, with the metadata that it reads.
-_REPLACED = (
-    "_backward_metadata_inference",
-    "_compute_input_grads",
-    "_compute_outputs",
-    "_post_metadata_inference_cleanup",
-)
 
 
 def schedule_on(pp: int, schedule: str) -> str:
     """The schedule that runs on so many ranks: one rank alone has one stage, and nobody to wait for.
 
     Raises:
-        HpctrainError: there is no such schedule, or another PyTorch's stages work otherwise: the first rank would fail
-            in its first step, and the last one would wait for it.
+        HpctrainError: there is no such schedule.
     """
-    if missing := [name for name in _REPLACED if not hasattr(PipelineStage, name)]:
-        raise HpctrainError(
-            "HT-torch-version-unfit",
-            "pipelines need PyTorch 2.13, and this one, {version}, has no {missing}",
-            "pip install torch==2.13.0; or --mesh without pp",
-            version=torch.__version__,
-            missing=f"PipelineStage.{missing[0]}",
-        )
     if schedule not in SCHEDULES:
         raise HpctrainError(
             "HT-choice-unknown",
@@ -76,12 +60,7 @@ class Schedules:
     """
 
     def __init__(
-        self,
-        name: str,
-        stages: Mapping[int, nn.Module],
-        micro_batches: int,
-        loss: Any,
-        mesh: DeviceMesh,
+        self, name: str, stages: Mapping[int, nn.Module], micro_batches: int, loss: Any, mesh: DeviceMesh
     ) -> None:
         self._name, self._stages, self._micro_batches, self._loss = name, stages, micro_batches, loss
         self._device, self._group = torch.device(mesh.device_type), mesh["pp"].get_group()
@@ -90,58 +69,40 @@ class Schedules:
         self._missing = {number: MissingGradients(groups_of(part)) for number, part in divided.items()}
         self._trained: tuple[bool, ...] = ()
 
-    def of(self, size: int, inputs: torch.Tensor, target: torch.Tensor) -> Any:
-        """The schedule for micro-batches of ``size`` samples of a batch. Collective over the ranks of pp."""
-        self._agree(size, inputs, target)
-        kind = (size, inputs.shape[1:], inputs.dtype, *_autocast(self._device.type))
+    def of(self, size: int, inputs: torch.Tensor, target: torch.Tensor, *, trains: bool) -> Any:
+        """The schedule for micro-batches of ``size`` samples of a batch. Collective over the ranks of pp.
+
+        Evaluations have schedules of their own: one for both would infer all shapes anew after each change.
+        """
+        settings = (size, trains, *_autocast(self._device.type))
+        self._agree(settings, inputs, target)
+        kind = (*settings, inputs.shape[1:], inputs.dtype)
         schedule = self._made.pop(kind, None)
         self._made[kind] = schedule = self._make() if schedule is None else schedule
         if len(self._made) > _KEPT:
             self._made.popitem(last=False)
         return schedule
 
-    def _agree(self, size: int, inputs: torch.Tensor, target: torch.Tensor) -> None:
+    def _agree(self, settings: tuple[object, ...], inputs: torch.Tensor, target: torch.Tensor) -> None:
         trained = tuple(each.requires_grad for stage in self._stages.values() for each in stage.parameters())
-        batch = " and ".join(f"{tuple(each.shape)} of {each.dtype}" for each in (inputs, target))
-        code = zlib.crc32(f"{size} {batch} {_autocast(self._device.type)}".encode())
+        batch = (settings, inputs.shape, inputs.dtype, target.shape, target.dtype)
+        code = zlib.crc32(str(batch).encode())
         values = torch.tensor([code, -code, trained != self._trained], dtype=torch.int64, device=self._device)
         dist.all_reduce(values, dist.ReduceOp.MAX, self._group)
         highest, lowest, changed = values.tolist()
         if highest != -lowest:
-            everyone: list[Any] = [None] * dist.get_world_size(self._group)
-            dist.all_gather_object(everyone, batch, self._group)
             raise HpctrainError(
                 "HT-pipeline-different-batches",
-                "the ranks of one pipeline got different batches, or their batches before this one differed: {batches}",
+                "the ranks of one pipeline got different batches, or their batches before this one differed: inputs of "
+                "shape {shape} and targets of shape {target} here",
                 "give the ranks of pp the same tensors, as loader = ht.shard(loader) does, within or without autocast",
                 exit_code=1,
-                batches=", ".join(
-                    (f"inputs and targets of {each} on its rank {rank}" for rank, each in enumerate(everyone))
-                ),
+                shape=tuple(inputs.shape),
+                target=tuple(target.shape),
             )
         self._trained = trained
         if changed:
             self._made.clear()
-
-    @torch.no_grad()
-    def forward(self, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The losses of all micro-batches, which have one shape; nothing on ranks without the last stage. Collective.
-
-        ``schedule.eval`` of torch.distributed.pipelining infers all shapes anew after each change between training and
-        evaluation.
-        """
-        here, pp = dist.get_rank(self._group), dist.get_world_size(self._group)
-        last, outputs = pp * SCHEDULES[self._name][1] - 1, list(inputs)
-        for number, stage in sorted(self._stages.items()):
-            if number and pp > 1:
-                outputs = _receive((here - 1) % pp, self._group, self._device)
-            outputs = [stage(each) for each in outputs]
-            if number == last:
-                outputs = [self._loss(*pair) for pair in zip(outputs, targets, strict=True)]
-            reshard(stage)
-            if number < last and pp > 1:
-                _send(outputs, (here + 1) % pp, self._group)
-        return outputs if last in self._stages else []
 
     def _make(self) -> Any:
         kind, per_rank = SCHEDULES[self._name]
@@ -167,6 +128,8 @@ class _Stage(PipelineStage):
     missing: MissingGradients | None
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        if not self.has_backward:
+            return
         super().perform_reduce_grad(grad_scale_factor)
         if self.missing is not None:
             self.missing.take_back()
@@ -267,18 +230,3 @@ def meetings(pairs: Iterable[tuple[int, int]], here: int) -> list[tuple[int, int
     """
     different = {(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]}
     return sorted(pair for pair in different if here in pair)
-
-
-def _send(tensors: Sequence[torch.Tensor], rank: int, group: Any) -> None:
-    joined = torch.stack(list(tensors))
-    dist.send_object_list([(joined.shape, joined.dtype)], group=group, group_dst=rank, device=joined.device)
-    dist.send(joined, group=group, group_dst=rank)
-
-
-def _receive(rank: int, group: Any, device: torch.device) -> list[torch.Tensor]:
-    header: list[Any] = [None]
-    dist.recv_object_list(header, group=group, group_src=rank, device=device)
-    ((shape, dtype),) = header
-    joined = torch.empty(shape, dtype=dtype, device=device)
-    dist.recv(joined, group=group, group_src=rank)
-    return list(joined)

@@ -27,7 +27,7 @@ from hpctrain.worker.adapters.torch.parallel.parallel_plan import ParallelPlan, 
 from hpctrain.worker.adapters.torch.refusals import SINCE_2_13
 from hpctrain.worker.comm import Communicator, current
 
-_WATCHDOG_MARGIN = timedelta(seconds=10)
+_WATCHDOG_SECONDS = 10
 
 
 def mesh(**sizes: int) -> DeviceMesh:
@@ -112,17 +112,14 @@ def _options(comm: Communicator) -> tuple[str, Backend.Options] | None:
 
     PyTorch's own limit for the groups of a mesh is half an hour.
     """
-    return ("gloo", Backend.Options("gloo", _limit())) if comm.backend == "gloo" else None
+    limit = timedelta(seconds=TIMEOUT.read())
+    return ("gloo", Backend.Options("gloo", limit)) if comm.backend == "gloo" else None
 
 
 def _limit_waits(mesh: DeviceMesh) -> None:
     for group in mesh.get_all_groups():
         # NCCL's watchdog ends the process without naming what hangs, so it comes after what does.
-        _set_pg_timeout(_limit() + _WATCHDOG_MARGIN, group)
-
-
-def _limit() -> timedelta:
-    return timedelta(seconds=TIMEOUT.read())
+        _set_pg_timeout(timedelta(seconds=TIMEOUT.read() + _WATCHDOG_SECONDS), group)
 
 
 def say_when_pickled(comm: Communicator) -> None:

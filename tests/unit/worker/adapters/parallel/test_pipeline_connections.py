@@ -6,17 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support import needs
 from support.refusals import refused
 
 pytest.importorskip("torch")
 
 import torch
-from torch.distributed.pipelining import PipelineStage
 
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.worker.adapters.torch.parallel import sharding
-from hpctrain.worker.adapters.torch.parallel.schedules import meetings, schedule_on
+from hpctrain.worker.adapters.torch.parallel.schedules import meetings
 from hpctrain.worker.adapters.torch.parallel.sharding import device_mesh
 from hpctrain.worker.comm.single import SingleCommunicator
 
@@ -37,16 +35,6 @@ def met(pairs: list[tuple[int, int]]) -> set[tuple[int, int]]:
 @given(st.lists(st.tuples(st.integers(0, RANKS - 1), st.integers(0, RANKS - 1))))
 def test_all_pairs_meet(pairs):
     assert met(pairs) == {(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]}
-
-
-@needs.pytorch_2_13
-def test_a_pytorch_whose_stages_work_otherwise_is_refused(monkeypatch):
-    assert schedule_on(2, "1f1b") == "1f1b"
-    name = "_backward_metadata_inference"
-    owner = next(kind for kind in PipelineStage.__mro__ if name in vars(kind))
-    monkeypatch.delattr(owner, name)
-    with refused("HT-torch-version-unfit", missing=f"PipelineStage.{name}"):
-        schedule_on(2, "1f1b")
 
 
 def test_a_pytorch_without_todays_divided_tensors_is_refused_before_any_rank_waits(monkeypatch):

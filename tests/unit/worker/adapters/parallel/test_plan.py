@@ -9,7 +9,7 @@ from support.refusals import refused
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel  # noqa: E402
+from torch.distributed.tensor.parallel import ColwiseParallel  # noqa: E402
 
 import hpctrain as ht  # noqa: E402
 from hpctrain.worker.adapters.torch.parallel.parallel_plan import names_of  # noqa: E402
@@ -64,23 +64,8 @@ def test_modules_are_meant_by_class_by_the_name_of_the_class_and_by_name():
 )
 def test_a_plan_that_names_no_module_is_refused_with_the_nearest(plan, key, module, meant):
     with refused("HT-parallel-plan-not-valid", key=key, module=module, model="Model") as raised:
-        plan.check(Model(), tp=2)
+        plan.check(Model())
     assert meant in raised.value.hint
-
-
-@pytest.mark.parametrize(
-    ("tensor", "tp", "name", "dimension", "width"),
-    [
-        ({"blocks.*.up": ColwiseParallel()}, 4, "blocks.0.up", "out_features", 10),
-        ({"blocks.*.up": RowwiseParallel()}, 8, "blocks.0.up", "in_features", 12),
-        ({"tokens": RowwiseParallel()}, 2, "tokens", "num_embeddings", 9),
-        ({"head": ColwiseParallel()}, 2, "head", "out_features", 9),
-    ],
-)
-def test_tp_that_does_not_divide_widths_is_refused(tensor, tp, name, dimension, width):
-    with refused("HT-model-not-divisible", tp=tp, name=name, dimension=dimension, width=width) as raised:
-        ht.ParallelPlan(tensor=tensor).check(Model(), tp)
-    assert "among 1" in raised.value.hint
 
 
 def test_stages_have_about_equally_many_blocks_and_the_ends_of_the_model():
