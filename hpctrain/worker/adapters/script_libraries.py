@@ -35,7 +35,6 @@ _CONNECTORS = {
     "lightning.fabric.connector": "_Connector",
     "lightning_fabric.connector": "_Connector",
 }
-_FABRICS = ("lightning.fabric.fabric", "lightning_fabric.fabric")
 _GROUPS = "torch.distributed.distributed_c10d"
 _IN_HOST_MEMORY = ("gloo", "mpi")
 
@@ -59,7 +58,7 @@ def serve_torchrun_scripts(plan: Plan, rank: int, port: int) -> None:
             # torchrun's own variables stay: they say where its store is.
             os.environ[name] = value
     connectors = {module: functools.partial(_give_devices, name) for module, name in _CONNECTORS.items()}
-    change_after_import({_GROUPS: _give_default_group, **connectors, **dict.fromkeys(_FABRICS, _launch_fabric)})
+    change_after_import({_GROUPS: _give_default_group, **connectors})
 
 
 def script_variables(plan: Plan, rank: int, port: int) -> dict[str, str]:
@@ -119,19 +118,6 @@ def _give_devices(name: str, module: ModuleType) -> None:
         original(*bound.args, **bound.kwargs)
 
     connector.__init__ = choosing
-
-
-def _launch_fabric(module: ModuleType) -> None:
-    """Make Fabric launch when it is first needed: a script for ``fabric run``, which has done it, does not."""
-    original = module.Fabric._validate_launched
-
-    @functools.wraps(original)
-    def validating(self: Any) -> None:
-        if not self._launched:
-            self.launch()
-        original(self)
-
-    module.Fabric._validate_launched = validating
 
 
 def _give_default_group(module: ModuleType) -> None:
