@@ -285,28 +285,6 @@ def an_order_that_no_seed_reaches(comm):
     refused(lambda: next(iter(again)), "HT-loader-order-not-kept", epoch=1)
 
 
-@situation
-def epochs_that_a_script_tells_its_sampler(comm):
-    def make(sampler):
-        return DataLoader(Numbered(), batch_size=3, sampler=sampler)
-
-    kept = DistributedSampler(Numbered(), 1, 0)
-    loader = ht.shard(make(kept))
-    for epoch in (5, 6, 9):
-        own, alike = DistributedSampler(Numbered(), 1, 0), DistributedSampler(Numbered(), 1, 0)
-        for each in (own, kept, alike):
-            each.set_epoch(epoch)
-        expected = [own_of(batch) for batch in drawn(make(alike))]
-        assert drawn(ht.shard(make(own))) == drawn(loader) == expected  # made anew for each epoch, and kept
-        assert loader.state_dict()["epoch"] == epoch + 1
-    list(itertools.islice(loader, 2))
-    again = ht.shard(make(own))
-    again.load_state_dict(loader.state_dict())
-    own.set_epoch(10)
-    alike.set_epoch(10)
-    assert drawn(again) == [own_of(batch) for batch in drawn(make(alike))][2:]
-
-
 class Failing(Sampler):
     def __iter__(self):
         yield 1

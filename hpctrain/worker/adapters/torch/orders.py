@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import xxhash
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
-from torch.utils.weak import WeakIdKeyDictionary
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.generators import OwnRandomNumbers, generators_in
@@ -19,8 +18,6 @@ from hpctrain.worker.data.sampling import batch_count, epoch_order, global_batch
 
 # How many batches of a sampler are drawn at once: without a length, and at most.
 _AHEAD, _MOST = 64, 4096
-# The epoch that an object then had.
-_told = WeakIdKeyDictionary()
 
 
 def order_of(loader: DataLoader[Any], comm: Communicator, *, seed: int) -> Order:
@@ -173,16 +170,6 @@ def set_epoch(epoch: int, *objects: Any) -> None:
     for each in objects:
         if callable(method := getattr(each, "set_epoch", None)):
             method(epoch)
-            _told[each] = getattr(each, "epoch", None)
-
-
-def epoch_said_to(*objects: Any) -> int | None:
-    """The epoch that the script has told one of these since :func:`set_epoch`; None if it has not."""
-    for each in objects:
-        epoch = getattr(each, "epoch", None) if callable(getattr(each, "set_epoch", None)) else None
-        if isinstance(epoch, int) and epoch != _told.get(each):
-            return epoch
-    return None
 
 
 def _identity(loader: DataLoader[Any], seed: int) -> dict[str, Any]:

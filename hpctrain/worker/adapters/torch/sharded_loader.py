@@ -15,7 +15,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.adapters.recording import note_data_position, warn_of_data_restart
 from hpctrain.worker.adapters.torch import batch
-from hpctrain.worker.adapters.torch.orders import epoch_said_to, refuse_divided, set_epoch
+from hpctrain.worker.adapters.torch.orders import refuse_divided, set_epoch
 from hpctrain.worker.adapters.torch.sources import MapSource, Place, Source
 from hpctrain.worker.adapters.torch.streams import StreamSource
 from hpctrain.worker.comm import Communicator, current
@@ -104,7 +104,6 @@ class ShardedLoader:
             comm.agreement()  # formed here, where all ranks are
         # Where the next iteration begins, and the place behind the last batch that the script was given.
         self._next = self._handed_out = Place(self._epochs.first)
-        self._hear_epoch()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -118,7 +117,6 @@ class ShardedLoader:
         _refuse_loaded_state(self._given)
         if not self._evaluation:
             warn_of_data_restart(self._comm)
-        self._hear_epoch()
         place = self._next
         require_all_ranks(self._comm, self._epochs.number, place)
         set_epoch(place.epoch, *self._source.told)
@@ -137,19 +135,12 @@ class ShardedLoader:
     def set_epoch(self, epoch: int) -> None:
         """Make the next ``iter()`` that epoch, whose order depends on its number and the seed alone.
 
-        It begins at its first batch; or where :meth:`load_state_dict` has put it, if that was in this epoch. A call of
-        ``set_epoch`` of the script's sampler or stream does the same.
+        It begins at its first batch; or where :meth:`load_state_dict` has put it, if that was in this epoch. A sampler
+        or stream of the script that has a ``set_epoch`` is told it when the epoch begins.
         """
         note_data_position()
         if epoch != self._next.epoch:
             self._next = self._handed_out = Place(epoch)
-
-    def _hear_epoch(self) -> None:
-        """Take the epoch that the script has told its sampler or stream."""
-        if (epoch := epoch_said_to(*self._source.told)) is not None:
-            set_epoch(epoch, *self._source.told)
-            if epoch != self._next.epoch:
-                self.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """The place of the batch after the last that the script was given, whatever was read ahead.
