@@ -161,16 +161,12 @@ def _tell(part: Part, comm: Communicator) -> None:
     if part.reads_all in _told:
         return
     _told.add(part.reads_all)
-    if part.sizes:
-        comm.say(
-            f"every rank reads all samples of each batch: the collate_fn {part.reads_all} may pad or mix them. If it "
-            "treats each sample by itself, ht.shard(loader, collate_by_sample=True) lets each rank read its own only"
-        )
-    else:
-        comm.say(
-            f"every rank reads and computes all samples of each batch: the collate_fn {part.reads_all} makes no tensor "
-            "with a dimension that counts samples. With a DistributedSampler in place of ht.shard each rank has its own"
-        )
+    divided = "" if part.sizes else ", and computes them, since it makes no tensor with a dimension that counts samples"
+    comm.say(
+        f"every rank reads all samples of each batch for the collate_fn {part.reads_all}{divided}. If it treats each "
+        "sample by itself, ht.shard(loader, collate_by_sample=True) lets each rank read its own only. With a "
+        "DistributedSampler in place of ht.shard each rank has batches of its own"
+    )
 
 
 def changed(value: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:

@@ -16,8 +16,8 @@ from hpctrain.worker.adapters.torch.generators import OwnRandomNumbers, generato
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.sampling import batch_count, epoch_order, global_batches
 
-# How many batches of a sampler are drawn at once: without a length, and at most.
-_AHEAD, _MOST = 64, 4096
+# How many batches of a sampler are drawn, and sent to the other ranks, at once.
+_AHEAD = 64
 
 
 def order_of(loader: DataLoader[Any], comm: Communicator, *, seed: int) -> Order:
@@ -125,15 +125,6 @@ class _SamplerOrder:
         return len(self._batches)  # type: ignore[arg-type]
 
     def batches(self, epoch: int) -> Iterator[list[Any]]:
-        return filter(None, self._agreed(epoch))
-
-    def _agreed(self, epoch: int) -> Iterator[list[Any]]:
-        """The global batches, on all ranks."""
-        try:
-            # One more than there are, so that one message says that they have ended.
-            count = min(len(self) + 1, _MOST)
-        except TypeError:
-            count = _AHEAD
         numbers = OwnRandomNumbers(self._seed, epoch, held=self._held)
         drawn: Iterator[list[Any]] | None = None
         while True:
@@ -142,8 +133,10 @@ class _SamplerOrder:
             if self._comm.rank == 0:
                 try:
                     with numbers.in_use():
-                        drawn = drawn or self._begin(epoch)
-                        chunk = list(itertools.islice(drawn, count))
+                        if drawn is None:
+                            set_epoch(epoch, *self.told)
+                            drawn = map(list, iter(self._batches))  # type: ignore[arg-type]
+                        chunk = list(itertools.islice(drawn, _AHEAD))
                 except Exception as error:
                     failure = error
             chunk, failed = self._comm.agreement().broadcast((chunk, repr(failure) if failure else ""))
@@ -153,13 +146,9 @@ class _SamplerOrder:
                     "the loader's sampler failed on rank 0, which draws for all ranks: {reason}",
                     reason=failed,
                 ) from failure
-            yield from chunk
-            if len(chunk) < count:
+            yield from filter(None, chunk)
+            if len(chunk) < _AHEAD:
                 return
-
-    def _begin(self, epoch: int) -> Iterator[list[Any]]:
-        set_epoch(epoch, *self.told)
-        return map(list, iter(self._batches))  # type: ignore[arg-type]
 
 
 Order = _OwnOrder | _SamplerOrder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -15,14 +15,14 @@ from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.adapters.recording import note_data_position, warn_of_data_restart
 from hpctrain.worker.adapters.torch import batch
 from hpctrain.worker.adapters.torch.orders import refuse_divided, set_epoch
-from hpctrain.worker.adapters.torch.sources import MapSource, Place, Source
+from hpctrain.worker.adapters.torch.sources import MapSource, Place
 from hpctrain.worker.adapters.torch.streams import StreamSource
 from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.comm.deadlocks import mismatch_error
 from hpctrain.worker.comm.rank_run import run
 from hpctrain.worker.comm.script_location import script_line
 
-T = TypeVar("T")
+Source = MapSource | StreamSource
 
 
 class _Loaders:
@@ -65,8 +65,8 @@ class ShardedLoader:
         self._started = 0
         refuse_divided(loader)
         self._given = loader
-        make = StreamSource if isinstance(loader.dataset, IterableDataset) else MapSource
-        self._source: Source = make(loader, comm, seed=seed, by_sample=by_sample)
+        make: type[Source] = StreamSource if isinstance(loader.dataset, IterableDataset) else MapSource
+        self._source = make(loader, comm, seed=seed, by_sample=by_sample)
         self._loader = self._source.loader
         self._loaders = loaders = comm.part("loaders", _Loaders)
         loaders.count += 1
@@ -156,7 +156,12 @@ class ShardedLoader:
         self._next = self._handed_out = Place(state["epoch"], state["batches"], state.get("order", 0.0))
 
     def _draw(self, drawn: Iterator[tuple[Any, Place]], epoch: int, started: int) -> Iterator[Any]:
-        for drawn_batch, after in _read(drawn):
+        while True:
+            with run.times.reads():
+                following = next(drawn, None)
+            if following is None:
+                break
+            drawn_batch, after = following
             if self._loader.persistent_workers and started != self._started:
                 raise HpctrainError(
                     "HT-loader-two-iterators",
@@ -169,17 +174,6 @@ class ShardedLoader:
             yield drawn_batch
         if started == self._started:
             self._handed_out = Place(epoch + 1)
-
-
-def _read(drawn: Iterator[T]) -> Iterator[T]:
-    """Give the same batches, and count the time that each one takes to draw as waiting for samples."""
-    while True:
-        with run.times.reads():
-            try:
-                made = next(drawn)
-            except StopIteration:
-                return
-        yield made
 
 
 def _refuse_loaded_state(loader: DataLoader[Any]) -> None:

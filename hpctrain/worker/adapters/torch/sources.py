@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -61,8 +60,8 @@ class Read(NamedTuple):
     looks: Mapping[Any, Sample] = {}
 
 
-class Source(ABC):
-    """Draws the batches of a loader.
+class MapSource:
+    """Reads a map-style data set, in the order of its loader or of hpctrain's own.
 
     Attributes:
         loader: a loader of this rank's parts.
@@ -71,36 +70,8 @@ class Source(ABC):
         told: the script's objects whose order depends on the epoch that they are told.
     """
 
-    loader: DataLoader[Any]
-    identity: dict[str, Any]
-    traced = False
-    told: tuple[Any, ...] = ()
-
-    def __init__(self, comm: Communicator) -> None:
-        self.comm = comm
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def begin(self, place: Place, *, look: bool) -> Iterator[tuple[Any, Place]]:
-        """Begin to read an epoch from this place on: each batch, as the script gets it, and the place behind it.
-
-        Args:
-            look: whether the ranks compare a few samples.
-        """
-
-    def compare(self, read: Read) -> None:
-        """Refuse samples that look different on another rank. Collective where there are some to look at."""
-        if read.looks and self.comm.size > 1:
-            compare_samples(self.comm.agreement().gather(read.looks))
-
-
-class MapSource(Source):
-    """Reads a map-style data set, in the order of its loader or of hpctrain's own."""
-
     def __init__(self, loader: DataLoader[Any], comm: Communicator, *, seed: int, by_sample: bool) -> None:
-        super().__init__(comm)
+        self._comm = comm
         self._order: Order = order_of(loader, comm, seed=seed)
         self.identity, self.traced, self.told = self._order.identity, self._order.traced, self._order.told
         compare_loaders(comm, loader, self.identity)
@@ -114,15 +85,20 @@ class MapSource(Source):
         return len(self._order)
 
     def begin(self, place: Place, *, look: bool) -> Iterator[tuple[Any, Place]]:
+        """Begin to read an epoch from this place on: each batch, as the script gets it, and the place behind it.
+
+        Args:
+            look: whether the ranks compare a few samples.
+        """
         # The loader's workers read ahead of the training.
         self._wanted.batches = self._batches(place, sample_indices(self._samples) if look else ())
         return self._follow(iter(self.loader))
 
     def _follow(self, batches: Iterator[Read]) -> Iterator[tuple[Any, Place]]:
         for read in batches:
-            self.compare(read)
+            compare_looks(self._comm, read)
             assert read.part is not None
-            yield joined(read.part, self.comm), read.after
+            yield joined(read.part, self._comm), read.after
 
     def _batches(self, place: Place, looks: Sequence[int]) -> Iterator[_Wanted]:
         """The batches from a place on; the first of them with samples to look at."""
@@ -134,11 +110,17 @@ class MapSource(Source):
             # A sampler may give a sample twice.
             keys = range(samples, samples + len(indices)) if self.traced else indices
             if at.batches >= place.batches:
-                yield _Wanted(indices, keys, data_place(self.comm), after, looks)
+                yield _Wanted(indices, keys, data_place(self._comm), after, looks)
                 looks = ()
             at, samples = after, samples + len(indices)
         if at.batches <= place.batches:
             require_same_order(at, place)
+
+
+def compare_looks(comm: Communicator, read: Read) -> None:
+    """Refuse samples that look different on another rank. Collective where there are some to look at."""
+    if read.looks and comm.size > 1:
+        compare_samples(comm.agreement().gather(read.looks))
 
 
 class _Wanted(NamedTuple):
@@ -187,7 +169,7 @@ class _Batches(Dataset[Read]):
         self._draws = torch.zeros(1, dtype=torch.bool, device="cpu").share_memory_()
 
     def __getitem__(self, wanted: _Wanted) -> Read:
-        looks = {index: self._look(index) for index in wanted.looks}
+        looks = {index: self._look_at(index) for index in wanted.looks}
         return Read(self._drawn(wanted), wanted.after, looks=looks)
 
     def _drawn(self, wanted: _Wanted) -> Part:
@@ -205,13 +187,18 @@ class _Batches(Dataset[Read]):
         samples = read(wanted, self._collation.fetched(total, wanted.place))
         return self._collation(samples, total, wanted.place)
 
-    def _look(self, index: int) -> Sample:
-        def fetch() -> Any:
-            self._numbers.of_sample(0, index)
-            return self.data[index]
-
-        with self._numbers.in_use():
-            return look_at(fetch)
+    def _look_at(self, index: int) -> Sample:
+        """What a sample looks like; None for one that cannot be fetched, which is left to the training."""
+        summaries = []
+        with self._numbers.in_use(), contextlib.suppress(Exception):
+            for _ in range(2):
+                self._numbers.of_sample(0, index)
+                summaries.append(summarise(self.data[index]))
+        if len(summaries) < 2:
+            return None
+        first, second = summaries
+        # What a data set draws with generators that nobody can seed differs between two fetches.
+        return {name: RANDOM if second.get(name, RANDOM).differs(leaf) else leaf for name, leaf in first.items()}
 
     def _read(self, wanted: _Wanted, part: slice) -> Any:
         indices = wanted.indices[part]
@@ -308,7 +295,13 @@ def compare_loaders(comm: Communicator, loader: DataLoader[Any], identity: Mappi
     data: Any = loader.dataset
     samples = len(data) if hasattr(data, "__len__") else 0
     facts = {"the number of samples": (str(samples), WHOLE)}
-    facts |= {f"the indices of {name}": (text, _SEEDED) for name, text in _indices(data)}
+    name, inner = "Subset", data
+    while isinstance(inner, Subset):
+        facts[f"the indices of {name}"] = (
+            f"hash {xxhash.xxh3_64_hexdigest(np.asarray(inner.indices).tobytes())}",
+            _SEEDED,
+        )
+        name, inner = f"{name}.dataset", inner.dataset
     settings: dict[str, Any] = {
         "the kind of data set": type(data).__name__,
         "the sampler": type(loader.sampler).__name__,
@@ -318,21 +311,3 @@ def compare_loaders(comm: Communicator, loader: DataLoader[Any], identity: Mappi
     settings |= {name: value for name, value in identity.items() if name not in ("samples", "sampler", "workers")}
     facts |= {name: (str(value), _ALIKE) for name, value in settings.items()}
     compare(comm, facts)
-
-
-def look_at(fetch: Callable[[], Any]) -> Sample:
-    """What a sample looks like; None for one that cannot be fetched, which is left to the training."""
-    with contextlib.suppress(Exception):
-        first, second = summarise(fetch()), summarise(fetch())
-        # What its data set draws with generators that nobody can seed differs between two fetches.
-        return {name: RANDOM if second.get(name, RANDOM).differs(leaf) else leaf for name, leaf in first.items()}
-    return None
-
-
-def _indices(data: Any, name: str = "Subset") -> Iterator[tuple[str, str]]:
-    """The indices of a Subset, and of the one within it, as texts by name."""
-    if isinstance(data, Subset):
-        indices = np.asarray(data.indices)
-        shown = ", ".join(map(str, indices[:6].tolist())) + (", …" if len(indices) > 6 else "")
-        yield name, f"[{shown}], hash {xxhash.xxh3_64_hexdigest(indices.tobytes())[:8]}"
-        yield from _indices(data.dataset, f"{name}.dataset")

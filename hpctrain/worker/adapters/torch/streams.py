@@ -24,8 +24,8 @@ from hpctrain.worker.adapters.torch.orders import divided_already, set_epoch
 from hpctrain.worker.adapters.torch.sources import (
     Place,
     Read,
-    Source,
     compare_loaders,
+    compare_looks,
     order_not_kept,
     reading,
     salt_of,
@@ -34,8 +34,10 @@ from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.sampling import batch_count
 
 
-class StreamSource(Source):
-    """Reads a stream, on each rank the whole of it."""
+class StreamSource:
+    """Reads a stream, on each rank the whole of it. Its attributes are those of :class:`MapSource`."""
+
+    traced = False
 
     def __init__(self, loader: DataLoader[Any], comm: Communicator, *, seed: int, by_sample: bool) -> None:
         size = loader.batch_size
@@ -53,7 +55,7 @@ class StreamSource(Source):
                 "give a data set that yields its samples by __iter__: class Samples(IterableDataset)",
                 kind=type(loader.dataset).__name__,
             )
-        super().__init__(comm)
+        self._comm = comm
         self._size, self._drop_last = size, loader.drop_last
         comm.agreement()  # formed here, where all ranks are
         self._data: Any = loader.dataset
@@ -69,7 +71,7 @@ class StreamSource(Source):
         return batch_count(len(self._data), self._size, drop_last=self._drop_last)
 
     def begin(self, place: Place, *, look: bool) -> Iterator[tuple[Any, Place]]:
-        self._reader.place(place.epoch, place.batches, *data_place(self.comm))
+        self._reader.place(place.epoch, place.batches, *data_place(self._comm))
         return self._follow(iter(self.loader), place)
 
     def _follow(self, batches: Iterator[Read], wanted: Place) -> Iterator[tuple[Any, Place]]:
@@ -78,17 +80,17 @@ class StreamSource(Source):
             self._require_same_length(number, read.samples if read else 0)
             if read is None:
                 break
-            self.compare(read)
+            compare_looks(self._comm, read)
             # Workers know only at most how many batches are before theirs, and make somewhat more than are wanted.
             if number >= wanted.batches:
                 assert read.part is not None
-                yield joined(read.part, self.comm), Place(wanted.epoch, number + 1)
+                yield joined(read.part, self._comm), Place(wanted.epoch, number + 1)
         if number < wanted.batches:
             raise order_not_kept(wanted, number)
 
     def _require_same_length(self, number: int, samples: int | None) -> None:
         """Refuse a batch of another length on another rank. Collective; raised on all ranks."""
-        counts = self.comm.agreement().rows(np.array([float(samples or 0)]))[:, 0]
+        counts = self._comm.agreement().rows(np.array([float(samples or 0)]))[:, 0]
         if (counts != counts[0]).any():
             other = int((counts != counts[0]).argmax())
             raise HpctrainError(
