@@ -203,10 +203,6 @@ def what_divides_the_samples_already(comm):
         DataLoader(Numbered(), batch_sampler=BatchSampler(sampler, 3, drop_last=True)),
     ):
         refused(lambda: ht.shard(given), "HT-shard-divided-already")  # noqa: B023
-    with tempfile.TemporaryDirectory() as folder:
-        names = tar(Path(folder))
-        split = webdataset.WebDataset(names, shardshuffle=False, nodesplitter=webdataset.split_by_node)
-        refused(lambda: ht.shard(DataLoader(split, batch_size=2)), "HT-shard-divided-already", kind="split_by_node")
 
 
 @situation

@@ -49,24 +49,21 @@ def refuse_divided(loader: DataLoader[Any]) -> None:
     inner = getattr(loader.batch_sampler, "sampler", None)
     for each in (loader.batch_sampler, inner, loader.sampler, data, getattr(data, "_distributed", None)):
         if _parts_of(each) != 1:
-            raise divided_already(type(each).__name__)
+            kind = type(each).__name__
+            raise HpctrainError(
+                "HT-shard-divided-already",
+                "the {kind} divides the samples over the ranks already, and ht.shard divides each batch",
+                f"leave the {kind} out: every rank gives ht.shard the whole data, and each sample is seen once. Or "
+                "leave ht.shard out: each rank's batches are then its own, and gradients are averaged as in "
+                "DistributedDataParallel",
+                kind=kind,
+            )
 
 
 def _parts_of(divided: Any) -> int:
     """How many ranks a sampler or data set is for: by the names of PyTorch, of ``datasets``, and of detectron2."""
     found = {name.lstrip("_"): each for name, each in getattr(divided, "__dict__", {}).items() if isinstance(each, int)}
     return found.get("num_replicas", found.get("world_size", 1)) if "rank" in found else 1
-
-
-def divided_already(kind: str) -> HpctrainError:
-    """The error for what divides the samples over the ranks itself."""
-    return HpctrainError(
-        "HT-shard-divided-already",
-        "the {kind} divides the samples over the ranks already, and ht.shard divides each batch",
-        f"leave the {kind} out: every rank gives ht.shard the whole data, and each sample is seen once. Or leave "
-        "ht.shard out: each rank's batches are then its own, and gradients are averaged as in DistributedDataParallel",
-        kind=kind,
-    )
 
 
 class _OwnOrder:

@@ -20,7 +20,7 @@ from hpctrain.worker.adapters.data_ranks import DataPlace, data_place
 from hpctrain.worker.adapters.same_data import summaries_of_few
 from hpctrain.worker.adapters.torch.collation import Collation, joined
 from hpctrain.worker.adapters.torch.generators import OwnRandomNumbers, SampleNumbers
-from hpctrain.worker.adapters.torch.orders import divided_already, set_epoch
+from hpctrain.worker.adapters.torch.orders import set_epoch
 from hpctrain.worker.adapters.torch.sources import (
     Place,
     Read,
@@ -60,7 +60,7 @@ class StreamSource:
         comm.agreement()  # formed here, where all ranks are
         self._data: Any = loader.dataset
         self.told = (loader.dataset,)
-        self._reader = _Reader(loader, salt_of(comm, seed, loader), comm.size, seed=seed, by_sample=by_sample)
+        self._reader = _Reader(loader, salt_of(comm, seed, loader), seed=seed, by_sample=by_sample)
         # Workers read parts of a stream, so their number decides what is in a batch.
         own = {"batch_size": size, "drop_last": loader.drop_last, "seed": seed, "workers": loader.num_workers}
         self.identity: dict[str, Any] = own
@@ -113,12 +113,12 @@ class _Reader(IterableDataset[Read]):
         data: the data set, as it is read here.
     """
 
-    def __init__(self, loader: DataLoader[Any], salt: int, ranks: int, *, seed: int, by_sample: bool) -> None:
+    def __init__(self, loader: DataLoader[Any], salt: int, *, seed: int, by_sample: bool) -> None:
         assert loader.batch_size is not None
         self._size, self._drop_last, self._seed = loader.batch_size, loader.drop_last, seed
         self._persistent = loader.persistent_workers
         self._place = torch.zeros(4, dtype=torch.int64, device="cpu").share_memory_()
-        self.data = _whole(loader.dataset, ranks)
+        self.data = _whole(loader.dataset)
         self._collation = Collation(loader.collate_fn, by_sample=by_sample)
         self._numbers = SampleNumbers(salt, [], loader.collate_fn)
 
@@ -160,14 +160,12 @@ class _Reader(IterableDataset[Read]):
             yield Read(part, Place(epoch, place + 1), len(batch), looks)
 
 
-def _whole(data: Any, ranks: int) -> Any:
+def _whole(data: Any) -> Any:
     """A stream as each rank reads it: WebDataset's otherwise asks on several ranks for what divides its files."""
     if not _is_webdataset(data):
         return data
-    from webdataset.shardlists import single_node_only, split_by_node
+    from webdataset.shardlists import single_node_only
 
-    if ranks > 1 and any(getattr(stage, "func", stage) is split_by_node for stage in data.pipeline):
-        raise divided_already("split_by_node")
     own = copy.copy(data)
     own.pipeline = [stage for stage in data.pipeline if stage is not single_node_only]
     return own
