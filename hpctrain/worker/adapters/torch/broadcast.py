@@ -57,12 +57,12 @@ def _broadcast_optimizer(comm: Communicator, optimizer: torch.optim.Optimizer) -
 
 
 class _Settings:
-    """The contents of an optimizer's groups, state and attributes, with numbers in place of parameters."""
+    """The contents of an optimizer's groups and state, with numbers in place of parameters."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._attributes = vars(optimizer)
-        self._groups: list[dict[str, Any]] = self._attributes.get("param_groups", [])
-        self._state: dict[Any, Any] = self._attributes.get("state", {})
+        attributes = vars(optimizer)  # an optimizer around another one may show that one's
+        self._groups: list[dict[str, Any]] = attributes.get("param_groups", [])
+        self._state: dict[Any, Any] = attributes.get("state", {})
         self._parameters = list(parameters_of(optimizer))
         self._numbers = {id(each): number for number, each in enumerate(self._parameters)}
 
@@ -70,12 +70,6 @@ class _Settings:
         return {
             "groups": [{key: group[key] for key in group if key not in _NAMES} for group in self._groups],
             "state": {self._key(key): value for key, value in self._state.items() if self._is_known(key)},
-            "attributes": {
-                key: value
-                for key, value in self._attributes.items()
-                # Not integers, one of which may be the rank.
-                if isinstance(value, float | torch.Tensor) and not isinstance(value, torch.nn.Parameter)
-            },
         }
 
     def _is_known(self, key: Any) -> bool:
@@ -90,7 +84,6 @@ class _Settings:
             _replace(group, sent, [key for key in group if key not in _NAMES])
         sent = {self._parameters[key[0]] if isinstance(key, tuple) else key: v for key, v in values["state"].items()}
         _replace(self._state, sent, filter(self._is_known, list(self._state)))
-        _replace(self._attributes, values["attributes"], ())
 
 
 def _replace(own: dict[Any, Any], sent: dict[Any, Any], known: Iterable[Any]) -> None:
