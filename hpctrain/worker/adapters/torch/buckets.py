@@ -47,29 +47,6 @@ def differs(slot: BucketSlot) -> bool:
     return parameter.dtype is not dtype or parameter.device != device or parameter.shape != shape
 
 
-def check_gradient(slot: BucketSlot, gradient: torch.Tensor) -> None:
-    """Refuse a gradient that cannot be replaced by its mean."""
-    if differs(slot):
-        dtype, device, shape = slot.kind
-        now = slot.parameter
-        raise HpctrainError(
-            "HT-parameter-changed-form",
-            "parameter {parameter!r} has become {dtype} {shape} on {device}; ht.distribute got it as "
-            "{before_dtype} {before_shape} on {before_device}",
-            "convert or move the model before ht.distribute, or give it to ht.distribute again after that",
-            exit_code=1,
-            parameter=slot.name,
-            dtype=now.dtype,
-            shape=tuple(now.shape),
-            device=now.device,
-            before_dtype=dtype,
-            before_shape=tuple(shape),
-            before_device=device,
-        )
-    if gradient.requires_grad:
-        refuse_graph(repr(slot.name))
-
-
 def refuse_graph(parameter: str) -> NoReturn:
     """Raise HpctrainError for the gradient of a parameter that is part of a graph itself."""
     raise HpctrainError(
@@ -173,7 +150,8 @@ class FlatBucket(Bucket):
         if gradient is None:
             slot.gradient.zero_()
             return
-        check_gradient(slot, gradient)
+        if gradient.requires_grad:
+            refuse_graph(repr(slot.name))
         if gradient.is_sparse or gradient.data_ptr() != slot.address:
             slot.gradient.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
             slot.parameter.grad = slot.gradient
@@ -201,7 +179,8 @@ class LargeGradient(Bucket):
         if gradient is None:
             slot.gradient = torch.zeros_like(parameter)
             return
-        check_gradient(slot, gradient)
+        if gradient.requires_grad:
+            refuse_graph(repr(slot.name))
         if gradient.is_sparse or gradient.stride() != parameter.stride():
             # every rank's elements must lie in the same order
             slot.gradient = torch.empty_like(parameter).copy_(gradient.to_dense() if gradient.is_sparse else gradient)
