@@ -48,8 +48,8 @@ def gather(value: Any, *, comm: Communicator | None = None) -> Any:
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
 
     Raises:
-        HpctrainError: ranks gave values of different forms, which is raised on all of them; or a tensor that only
-            stands for one within a ``tf.function``.
+        HpctrainError: ranks gave values of different forms, which is raised on all of them.
+        TypeError, AttributeError: a sparse tensor, or one that only stands for another within a ``tf.function``.
     """
     comm = comm or current()
     devices: dict[str, Any] = {}
@@ -128,25 +128,10 @@ def _sent(value: Any, devices: dict[str, Any], *, own_rows: bool = False) -> Any
 
         tensor = getattr(value, "local", value) if own_rows else value
         devices.setdefault(tensor.device.type, tensor.device)
-        try:
-            return _Array(array_of(tensor.resolve_conj().resolve_neg()), tensor.device.type)
-        except TypeError as error:
-            raise HpctrainError(
-                "HT-gather-not-possible",
-                "a tensor of {kind} cannot be gathered",
-                "tensor.to_dense(), or tensor.float()",
-                kind=f"{tensor.dtype} and layout {tensor.layout}",
-            ) from error
+        return _Array(array_of(tensor.resolve_conj().resolve_neg()), tensor.device.type)
     if isinstance(value, np.ndarray | np.generic):
         return _Array(np.asarray(value))
     if type(value).__module__.partition(".")[0] in ("tensorflow", "keras") and hasattr(value, "shape"):
-        if not hasattr(value, "numpy"):
-            raise HpctrainError(
-                "HT-gather-not-possible",
-                "{kind} has no value that could be sent to other ranks",
-                "call ht.gather and ht.mean outside of tf.function, on dense tensors",
-                kind=type(value).__name__,
-            )
         return _Array(np.asarray(value.numpy()))
     return value
 
