@@ -23,7 +23,6 @@ from hpctrain.common.run.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
-from hpctrain.common.run.value_types import LIMIT
 from hpctrain.common.stderr import tell
 from hpctrain.worker.comm import Communicator, forks
 from hpctrain.worker.comm.rank_run import run
@@ -228,11 +227,7 @@ def resumed_at(step: int) -> None:
 
     Args:
         step: how many steps had been made when the state was saved.
-
-    Raises:
-        HpctrainError: a step that is not a count.
     """
-    _require_count("ht.resumed_at", step)
     if own := recording():
         own.resumed_at(step)
 
@@ -256,26 +251,14 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
         named: further numbers by name.
 
     Raises:
-        HpctrainError: no value, one that is not a single number, or a step that is not a count.
+        HpctrainError: no value, or one that is not a single number.
+        ValueError: a step that is no int from 0 on.
     """
     given = {**(values or {}), **named}
     if not given:
         raise HpctrainError("HT-argument-not-valid", "ht.log: nothing to record", "ht.log(loss=loss)")
-    if step is not None:
-        _require_count("ht.log", step)
     if own := recording():
         own.log({str(name): _number(name, value) for name, value in given.items()}, step)
-
-
-def _require_count(call: str, step: int) -> None:
-    if type(step) is not int or not 0 <= step < LIMIT:
-        raise HpctrainError(
-            "HT-argument-not-valid",
-            "{call}: step={step!r} is not a step number",
-            "give an int from 0 up to 2**53 - 1",
-            call=call,
-            step=step,
-        )
 
 
 def _number(name: str, value: Any) -> float:
