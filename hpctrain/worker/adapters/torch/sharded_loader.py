@@ -60,7 +60,6 @@ class ShardedLoader:
     ) -> None:
         self._comm = comm
         comm.divides_batches = True
-        _refuse_loaded_state(loader)
         self._evaluation = evaluation
         self._started = 0
         refuse_divided(loader)
@@ -88,7 +87,6 @@ class ShardedLoader:
         return len(self._source)
 
     def __iter__(self) -> Iterator[Any]:
-        _refuse_loaded_state(self._given)
         if not self._evaluation:
             warn_of_data_restart(self._comm)
         place = self._next
@@ -174,17 +172,6 @@ class ShardedLoader:
             yield drawn_batch
         if started == self._started:
             self._handed_out = Place(epoch + 1)
-
-
-def _refuse_loaded_state(loader: DataLoader[Any]) -> None:
-    """Refuse a state that was loaded into torchdata's StatefulDataLoader itself."""
-    if getattr(loader, "next_iter_state", None) is not None:
-        raise HpctrainError(
-            "HT-loader-bad-state",
-            "a state was loaded into this {kind}, which ht.shard does not use",
-            "load_state_dict of what ht.shard returns takes what its state_dict() returned",
-            kind=type(loader).__name__,
-        )
 
 
 def shard(
