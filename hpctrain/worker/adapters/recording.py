@@ -93,11 +93,7 @@ class Recording:
         return True
 
     def step_done(self, learning_rate: float | None, *, gathered: int | None = None) -> None:
-        """Count and record a step that ends now.
-
-        Args:
-            gathered: the bytes of rows that were gathered for it.
-        """
+        """Count and record a step that ends now, and the bytes of rows that were gathered for it."""
         now = time.perf_counter()
         if self._continues:
             self._continues = False

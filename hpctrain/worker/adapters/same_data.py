@@ -31,15 +31,11 @@ _TOLERANCE = 2e-3
 
 @dataclasses.dataclass(frozen=True)
 class LeafSummary:
-    """A short description of one leaf of a sample, to compare between ranks.
+    """A short description of one leaf of a sample, to compare between ranks."""
 
-    Attributes:
-        exact: what must be equal: the type and the shape, and the value unless it is given by ``numbers``.
-        numbers: what may differ by rounding: means over an array.
-        tolerance: the largest difference of two such numbers.
-    """
-
+    # What must be equal: the type and the shape, and the value unless it is given by numbers.
     exact: str
+    # What may differ by rounding: means over an array.
     numbers: tuple[float, ...] = ()
     tolerance: float = 0.0
 
@@ -163,12 +159,7 @@ def compare(
 
 
 def compare_models(comm: Communicator, kind: str, forms: Sequence[str]) -> None:
-    """Refuse models whose parts differ from rank 0's: ranks would wait for each other's tensors. Collective.
-
-    Args:
-        kind: what the parts are.
-        forms: the name and the form of each.
-    """
+    """Refuse models whose parts differ from rank 0's: ranks would wait for each other's tensors. Collective."""
     everyone = comm.allgather_object(list(forms))
     for rank, theirs in enumerate(everyone):
         pairs = itertools.zip_longest(everyone[0], theirs, fillvalue="nothing")
@@ -187,11 +178,7 @@ def compare_models(comm: Communicator, kind: str, forms: Sequence[str]) -> None:
 
 
 def compare_samples(everyone: Sequence[Mapping[Any, Sample]]) -> None:
-    """Refuse samples that differ between ranks.
-
-    Args:
-        everyone: some samples of each rank by their indices.
-    """
+    """Refuse samples of the same index that differ between ranks."""
     for index, first in everyone[0].items():
         for rank, samples in enumerate(everyone):
             sample = samples.get(index)

@@ -226,11 +226,7 @@ def _keep_workers(module: ModuleType) -> None:
 
 
 class _Initialisation:
-    """What a worker calls first, which is pickled where workers are spawned.
-
-    Args:
-        of_script: the script's own such function.
-    """
+    """What a worker calls first, which is pickled where workers are spawned."""
 
     def __init__(self, of_script: Callable[[int], object] | None) -> None:
         self._of_script = of_script

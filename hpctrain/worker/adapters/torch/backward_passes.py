@@ -78,12 +78,7 @@ def watch_gradients(parameters: Iterable[torch.nn.Parameter], at_gradient: Calla
 
 
 class _Engine:
-    """What PyTorch's engine is called for.
-
-    Attributes:
-        watched: those that are told of each backward pass.
-        asked: whether gradients are computed for ``torch.autograd.grad`` alone.
-    """
+    """What PyTorch's engine is called for: ``asked`` if it is ``torch.autograd.grad`` alone."""
 
     def __init__(self) -> None:
         self.watched: weakref.WeakSet[BackwardPasses] = weakref.WeakSet()

@@ -18,25 +18,20 @@ Named = tuple[str, torch.nn.Parameter]
 
 @dataclass(kw_only=True, eq=False)
 class BucketSlot:
-    """One parameter's place in a bucket.
-
-    Attributes:
-        gradient: while the bucket is reduced, the memory of this parameter's gradient, in the parameter's layout.
-        offset: the index of its first element in the bucket.
-        ready: whether the gradient of this backward pass is in place.
-        address: the address of its memory in the bucket.
-        kind: the parameter's type, device and shape when the bucket was made.
-    """
+    """One parameter's place in a bucket."""
 
     name: str
     parameter: torch.nn.Parameter
     bucket: Bucket
+    # While the bucket is reduced, the memory of this parameter's gradient, in the parameter's layout.
     gradient: torch.Tensor
     offset: int = 0
+    # The gradient of this backward pass is in place.
     ready: bool = False
 
     def __post_init__(self) -> None:
         self.address = self.gradient.data_ptr()
+        # When the bucket was made.
         self.kind = (self.parameter.dtype, self.parameter.device, self.parameter.shape)
 
 
@@ -61,11 +56,7 @@ def refuse_graph(parameter: str) -> NoReturn:
 
 
 class Bucket(ABC):
-    """Gradients that are reduced together.
-
-    Attributes:
-        missing: how many of them this backward pass has not made yet.
-    """
+    """Gradients that are reduced together; ``missing`` of them were not made yet by this backward pass."""
 
     slots: list[BucketSlot]
 
@@ -106,10 +97,7 @@ class FlatBucket(Bucket):
 
     Autograd makes a fresh tensor where a parameter has no gradient, so after ``zero_grad()`` each is copied into the
     buffer once. After ``zero_grad(set_to_none=False)`` autograd adds to the views of the buffer, and nothing is copied.
-
-    Args:
-        flags: how many further elements to put after the gradients.
-        wire: a narrower type in which gradients travel between nodes.
+    Behind the gradients there are ``flags`` further elements.
     """
 
     def __init__(
@@ -214,8 +202,7 @@ def make_buckets(
 ) -> tuple[list[Bucket], torch.Tensor]:
     """Buckets in the order in which a backward pass is likely to fill them: the reverse of registration.
 
-    Returns:
-        The buckets, and the flags that are reduced with the last of them: one element a parameter.
+    The tensor has the flags that are reduced with the last of them: one element a parameter.
     """
     members = [
         BucketMember(nbytes=each.nbytes, kind=(each.dtype, each.device), dense=_is_dense(each))

@@ -43,18 +43,14 @@ class Axis(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a rank, or one of its worker processes, has made of a batch.
-
-    Attributes:
-        batch: as the script gets it, but with this rank's rows as plain tensors.
-        sizes: the dimension that counts rows in the tensor at each place, and how many of them each data rank has.
-        texts: how many texts are this rank's, in lists that have those of its samples; None where they have all.
-        reads_all: the collate_fn for which each rank reads all samples, "" if it reads its own.
-    """
+    """What a rank, or one of its worker processes, has made of a batch: this rank's rows as plain tensors."""
 
     batch: Any
+    # The dimension that counts rows in the tensor at each place, and how many of them each data rank has.
     sizes: Mapping[str, tuple[int, Sequence[int]]] = {}
+    # How many texts are this rank's, in lists that have those of its samples; None where they have all.
     texts: int | None = None
+    # The collate_fn for which each rank reads all samples.
     reads_all: str = ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle  # to compare states, never to load them
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -56,7 +57,7 @@ class Generators:
         self._all: list[Generator] = [random._inst, np.random.mtrand._rand, torch.default_generator, *held]
 
     def states(self) -> list[Any]:
-        """The state of each."""
+        """The state of each of them."""
         return list(map(_state, self._all))
 
     def restore(self, states: list[Any]) -> None:
@@ -138,13 +139,11 @@ class SampleNumbers:
         self._salt = salt
         self._samples_draw = not is_plain(data)
         self._drawing = [source for source in (data, collate) if not is_plain(source)]
-        self._found: Generators | None = None
 
-    @property
+    @functools.cached_property
     def _generators(self) -> Generators:
-        if self._found is None:  # searched in the process that draws
-            self._found = Generators(generators_in(self._drawing, {}))
-        return self._found
+        """The generators, which are searched in the process that draws."""
+        return Generators(generators_in(self._drawing, {}))
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:

@@ -21,20 +21,16 @@ Optimizer = torch.optim.Optimizer
 
 @dataclass
 class OptimizerFacts:
-    """What is known of an optimizer.
-
-    Attributes:
-        guard: that of the model whose first optimizer it is.
-        reduced_elsewhere: whether FSDP2 or a pipeline reduces the gradients of its model.
-        within: whether another optimizer holds it, so that its steps are made within those of that one.
-        checked: whether it was found to be one that waits for reduced gradients.
-        others: the ids of the parameters that it updates and that belong to no model of ``ht.distribute``.
-    """
+    """What is known of an optimizer, and the guard of the model whose first optimizer it is."""
 
     guard: Guard | None = None
+    # By FSDP2 or a pipeline.
     reduced_elsewhere: bool = False
+    # Another optimizer holds it, so that its steps are made within those of that one.
     within: bool = False
+    # It was found to be one that waits for reduced gradients.
     checked: bool = False
+    # The ids of the parameters that it updates and that belong to no model of ht.distribute.
     others: set[int] = field(default_factory=set)
 
 
@@ -42,7 +38,7 @@ _facts: weakref.WeakKeyDictionary[Optimizer, OptimizerFacts] = weakref.WeakKeyDi
 
 
 def facts_of(optimizer: Optimizer) -> OptimizerFacts:
-    """What is known of an optimizer."""
+    """The facts of an optimizer, which live as long as it does."""
     return _facts.setdefault(optimizer, OptimizerFacts())
 
 

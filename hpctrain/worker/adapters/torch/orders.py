@@ -67,15 +67,10 @@ def _parts_of(divided: Any) -> int:
 
 
 class _OwnOrder:
-    """Each sample once an epoch, in the data set's order or in one that depends on the seed and the epoch alone.
+    """Each sample once an epoch, in the data set's order or in one that depends on the seed and the epoch alone."""
 
-    Attributes:
-        identity: what decides, together with the epoch, which samples are in a global batch.
-        traced: whether a sampler of the script decides the order: an epoch that is continued has to be compared with
-            what was drawn of it before, and an index need be no number, nor come once. Otherwise each comes once.
-        told: the script's objects whose order depends on the epoch that they are told.
-    """
-
+    # Whether a sampler of the script decides the order: an epoch that is continued has to be compared with what was
+    # drawn of it before, and an index need be no number, nor come once.
     traced = False
     told: tuple[Any, ...] = ()
 

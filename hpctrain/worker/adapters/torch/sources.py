@@ -31,12 +31,9 @@ T = TypeVar("T")
 
 
 class Place(NamedTuple):
-    """A place in the order of a loader's samples.
+    """A place in the order of a loader's samples: an epoch, and how many of its global batches come before.
 
-    Attributes:
-        epoch: the epoch.
-        batches: how many of its global batches come before.
-        trace: a number that says which samples those had; 0 where the other attributes decide that.
+    ``trace`` is a number that says which samples those had; 0 where the other attributes decide that.
     """
 
     epoch: int = 0
@@ -45,18 +42,14 @@ class Place(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A global batch, as a worker hands it on.
+    """A global batch, as a worker hands it on, with the place in the order behind it."""
 
-    Attributes:
-        part: this rank's part, collated; None if the batch is passed over.
-        after: the place behind it.
-        samples: their number; None where it is known without reading.
-        looks: what a few samples look like, by their indices, for the ranks to compare; mostly empty.
-    """
-
+    # None if the batch is passed over.
     part: Part | None
     after: Place
+    # How many samples it has; None where that is known without reading.
     samples: int | None = None
+    # What a few samples look like, by their indices, for the ranks to compare.
     looks: Mapping[Any, Sample] = {}
 
 
@@ -124,20 +117,14 @@ def compare_looks(comm: Communicator, read: Read) -> None:
 
 
 class _Wanted(NamedTuple):
-    """A global batch that is to be read.
-
-    Attributes:
-        indices: its samples.
-        keys: what their random numbers depend on: the index, or the sample's place in an epoch that may have it twice.
-        place: which of the samples are this rank's.
-        after: the place in the order behind it.
-        looks: the indices of samples that the ranks compare.
-    """
+    """A global batch that is to be read, with the place in the order behind it."""
 
     indices: list[Any]
+    # What random numbers depend on: the index, or the sample's place in an epoch that may have it twice.
     keys: Sequence[int]
     place: DataPlace
     after: Place
+    # The indices of samples that the ranks compare.
     looks: Sequence[int]
 
 
@@ -151,11 +138,7 @@ class _WantedBatches(torch.utils.data.Sampler[_Wanted]):
 
 
 class _Batches(Dataset[Read]):
-    """This rank's part of the global batches of a data set, by what is wanted of them.
-
-    Attributes:
-        data: the data set of the script.
-    """
+    """This rank's part of the global batches of the script's data set, by what is wanted of them."""
 
     def __init__(self, data: Any, collation: Collation, numbers: SampleNumbers) -> None:
         self.data = data
@@ -285,11 +268,7 @@ _ALIKE = "give DataLoader and ht.shard the same settings on every rank"
 
 
 def compare_loaders(comm: Communicator, loader: DataLoader[Any], identity: Mapping[str, Any]) -> None:
-    """Refuse loaders that differ between ranks. Collective.
-
-    Args:
-        identity: what decides which samples are in a batch.
-    """
+    """Refuse loaders that differ between ranks, or whose batches have other samples (``identity``). Collective."""
     if comm.size == 1:
         return
     data: Any = loader.dataset
@@ -305,9 +284,10 @@ def compare_loaders(comm: Communicator, loader: DataLoader[Any], identity: Mappi
     settings: dict[str, Any] = {
         "the kind of data set": type(data).__name__,
         "the sampler": type(loader.sampler).__name__,
+        # The workers decide the order of a stream, and where a collate_fn is tried.
+        "num_workers": loader.num_workers,
+        "prefetch_factor": loader.prefetch_factor,
     }
-    # The workers decide the order of a stream, and where a collate_fn is tried.
-    settings |= {"num_workers": loader.num_workers, "prefetch_factor": loader.prefetch_factor}
     settings |= {name: value for name, value in identity.items() if name not in ("samples", "sampler", "workers")}
     facts |= {name: (str(value), _ALIKE) for name, value in settings.items()}
     compare(comm, facts)

@@ -107,11 +107,7 @@ class StreamSource:
 
 
 class _Reader(IterableDataset[Read]):
-    """The global batches of a stream, in each worker those of its own part.
-
-    Attributes:
-        data: the data set, as it is read here.
-    """
+    """The global batches of a stream, in each worker those of its own part."""
 
     def __init__(self, loader: DataLoader[Any], salt: int, *, seed: int, by_sample: bool) -> None:
         assert loader.batch_size is not None

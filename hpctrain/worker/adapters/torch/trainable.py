@@ -91,13 +91,9 @@ class Trained:
         return any(map(_requires_grad, self._frozen)) or any(len(each._modules) != size for each, size in lengths)
 
     def take(self, *, equal: bool = False) -> bool:
-        """Have the reducer take the trainable parameters that none has yet, and guard them.
+        """Have the reducer take the trainable parameters that none has yet, and guard them. Returns whether it did.
 
-        Args:
-            equal: whether they are equal on all ranks already; otherwise rank 0's are broadcast.
-
-        Returns:
-            Whether there were any. Collective then.
+        Collective then. Unless they are ``equal`` on all ranks already, rank 0's are broadcast.
         """
         if self.comm.left:
             self._frozen = []
@@ -217,12 +213,7 @@ class Divided:
 
 
 class _Part(NamedTuple):
-    """A module of a model that was given to ``ht.distribute``, or that was added to one since.
-
-    Attributes:
-        record: that of the model.
-        number: the same on every rank.
-    """
+    """A module of a model that ``ht.distribute`` got, or that was added to it since; the same number on each rank."""
 
     record: Trained | Divided
     number: int
