@@ -66,14 +66,9 @@ def parameters_of(optimizer: Optimizer) -> Iterator[torch.nn.Parameter]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
-def set_whole(part: torch.nn.Parameter, parameter: torch.nn.Parameter) -> None:
-    """Record the parameter that a part belongs to."""
-    part._hpctrain_whole = parameter  # type: ignore[attr-defined]
-
-
 def whole_of(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
     """The model's parameter that an optimizer's parameter is a part of, or that parameter itself."""
-    # Where ranks divide the state of an optimizer (ZeRO 1).
+    # Recorded where ranks divide the state of an optimizer (ZeRO 1).
     whole: torch.nn.Parameter = getattr(parameter, "_hpctrain_whole", parameter)
     return whole
 

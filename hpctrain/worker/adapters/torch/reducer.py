@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Literal
 
 import torch
@@ -31,13 +32,8 @@ reduced: set[int] = set()
 _numbers = itertools.count()
 
 
-class _Syncing:
-    """Whether gradients are reduced."""
-
-    on = True
-
-
-_syncing = _Syncing()
+# Whether gradients are reduced.
+_syncing = SimpleNamespace(on=True)
 
 
 @contextmanager
@@ -59,7 +55,6 @@ class GradientReducer:
 
     Args:
         title: the model's class, for messages.
-        bucket_bytes: a bucket is closed when it holds this much.
         wire: a narrower type in which gradients travel between nodes.
         at_end: called after each backward pass, when the gradients are reduced.
 
@@ -108,8 +103,7 @@ class GradientReducer:
     def manage(self, parameters: Sequence[Named]) -> None:
         """Reduce the gradients of these parameters from now on, and of no others. Between two backward passes.
 
-        Args:
-            parameters: names and parameters that require a gradient, in the same order on every rank.
+        They require a gradient, and come in the same order on every rank.
         """
         self._copy_gradients()
         own = {id(parameter) for _, parameter in parameters}
@@ -256,14 +250,6 @@ class GradientReducer:
     def reduce_present(self) -> None:
         """Reduce the gradients that are there and were not reduced in this backward pass. Collective."""
         unused = self._fill_rest()
-        self._reduce_rest()
-        for index, slot in unused.items():
-            if self._used[index] > 0:
-                slot.parameter.grad = slot.gradient
-        self._end()
-
-    def _reduce_rest(self) -> None:
-        """Start the remaining reductions, and wait for all."""
         while self._launched < len(self._buckets):
             self._launch()
         self._order.done(self)
@@ -272,8 +258,9 @@ class GradientReducer:
             if self._same and not bucket.index:
                 self._same.after(bucket.numbers())
             self._note("finished", bucket.index)
-
-    def _end(self) -> None:
+        for index, slot in unused.items():
+            if self._used[index] > 0:
+                slot.parameter.grad = slot.gradient
         self._used.fill_(1)
         for bucket in self._buckets:
             bucket.reset()
@@ -328,7 +315,11 @@ class SameGradients:
         """Compare them with the means, and tell the script in the last of the passes if they were equal in all."""
         if not self._left:
             return
-        equal = len(means) == len(self._own) and all(map(self._equal, self._own, means))
+        equal = len(means) == len(self._own)
+        for own, mean in zip(self._own, means, strict=False):
+            # A sum of equal numbers may be rounded.
+            tolerance = self._comm.size * torch.finfo(own.dtype).eps
+            equal = equal and bool(own.any()) and torch.allclose(own, mean, rtol=tolerance, atol=0.0)
         self._own = []
         self._left = self._left - 1 if equal else 0
         if equal and not self._left and not self._comm.divides_batches:
@@ -337,8 +328,3 @@ class SameGradients:
                 "loader = ht.shard(loader) divides each batch over them. Tensors without a loader need one: "
                 "ht.shard(DataLoader(TensorDataset(x, y), batch_size=len(x)))"
             )
-
-    def _equal(self, own: torch.Tensor, mean: torch.Tensor) -> bool:
-        # A sum of equal numbers may be rounded.
-        tolerance = self._comm.size * torch.finfo(own.dtype).eps
-        return bool(own.any()) and torch.allclose(own, mean, rtol=tolerance, atol=0.0)
