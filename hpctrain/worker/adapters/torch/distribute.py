@@ -68,8 +68,8 @@ def distribute(
     gradients; ``bucket_mb`` then has no effect, and the guard compares what several ranks hold in common.
 
     Raises:
-        HpctrainError: no model or no optimizer, one that something else already parallelises, a layer without weights
-            yet, ranks with different models, or a wrong setting.
+        HpctrainError: no model or no optimizer, one that something else already parallelises, ranks with different
+            models, or a wrong setting.
     """
     optimizers = _optimizers(model, optimizer)
     check_model(model)

@@ -20,7 +20,6 @@ from torch.nn.modules.module import (
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
-from torch.nn.parameter import is_lazy
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.guard import Guard
@@ -29,7 +28,7 @@ from hpctrain.worker.adapters.torch.broadcast import broadcast_tensors, check_sa
 from hpctrain.worker.adapters.torch.guarding import guard_over, release, settings_of
 from hpctrain.worker.adapters.torch.optimizer_contents import facts_of, optimizers_in, parameters_of, whole_of
 from hpctrain.worker.adapters.torch.reducer import GradientReducer, reduced
-from hpctrain.worker.adapters.torch.refusals import refuse_lazy, refuse_wrapped, wrapper
+from hpctrain.worker.adapters.torch.refusals import refuse_wrapped, wrapper
 from hpctrain.worker.comm import Communicator
 
 Optimizer = torch.optim.Optimizer
@@ -104,7 +103,10 @@ class Trained:
         new = {key: each for key, each in owned.items() if each.requires_grad and id(each) not in reduced}
         if new:
             if self.comm.size > 1 and not equal:
-                self._make_equal([(f"{type(modules[key[0]]).__name__}.{key[1]}", each) for key, each in new.items()])
+                check_same(
+                    self.comm, [(f"{type(modules[key[0]]).__name__}.{key[1]}", each) for key, each in new.items()]
+                )
+                broadcast_tensors(self.comm, new.values())
                 # Garbage collection may have removed replaced modules on some ranks only.
                 alive = set[tuple[int, str]].intersection(*self.comm.allgather_object(set(owned)))
                 owned = {key: each for key, each in owned.items() if key in alive}
@@ -113,13 +115,6 @@ class Trained:
         lists = (each for each in modules.values() if isinstance(each, torch.nn.ModuleList | torch.nn.Sequential))
         self._lengths.update({each: len(each._modules) for each in lists})
         return bool(new)
-
-    def _make_equal(self, new: list[tuple[str, Parameter]]) -> None:
-        for name, each in new:
-            if is_lazy(each):
-                refuse_lazy(name)
-        check_same(self.comm, new)
-        broadcast_tensors(self.comm, [each for _, each in new])
 
     def _manage(self, parameters: list[Parameter]) -> None:
         names = self._names()
@@ -133,7 +128,7 @@ class Trained:
         self.reducer.manage([(names(each), each) for each in own])
         if self._first is not None and not any(each is self._first() for each in own):
             self._first = weakref.ref(own[0])
-        self._guard([(names(each), each) for each in parameters if not is_lazy(each)])
+        self._guard([(names(each), each) for each in parameters])
 
     def _guard(self, parameters: list[tuple[str, Parameter]]) -> None:
         guard = guard_over(self.comm, parameters, every=self.settings.guard_every)
