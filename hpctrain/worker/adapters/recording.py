@@ -42,18 +42,15 @@ class Recording:
     Args:
         path: the run's events; None for a script that was started without ``hpctrain run``.
         stopped_at: the step after which an earlier attempt was stopped last, 0 for none; None for the first attempt.
-
-    Attributes:
-        steps: how many the script has made, also in earlier attempts.
-        resumed: whether earlier attempts have made steps.
-        data_position_set: whether the script has set where its data continue, or was warned that it has not.
     """
 
     def __init__(self, path: Path | None = None, stopped_at: int | None = None) -> None:
+        # Also of earlier attempts.
         self.steps = stopped_at or 0
         self.resumed = stopped_at is not None
+        # The script has set where its data continue, or was warned that it has not.
         self.data_position_set = False
-        # Whether the next step does not follow the last one that was recorded.
+        # The next step does not follow the last one that was recorded.
         self._continues = self.resumed
         # The launcher writes to the same file, and so do ranks that report a stall.
         self._events = EventWriter(path, alone=False) if path else None

@@ -39,7 +39,7 @@ def sum_loss(total: torch.Tensor, *, comm: Communicator | None = None) -> torch.
 
 def _over_ranks(comm: Communicator, name: str, total: Any, count: torch.Tensor | float | None) -> torch.Tensor:
     if not isinstance(total, torch.Tensor) or total.numel() != 1:
-        form = f"shape {tuple(total.shape)}" if isinstance(total, torch.Tensor) else f"type {type(total).__name__}"
+        form = f"shape {tuple(getattr(total, 'shape', ()))}"
         raise HpctrainError(
             "HT-not-one-number",
             "{call}: the total is of {form}, not one number",

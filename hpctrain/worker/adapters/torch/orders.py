@@ -22,12 +22,6 @@ _AHEAD = 64
 
 def order_of(loader: DataLoader[Any], comm: Communicator, *, seed: int) -> Order:
     """The order of a loader: hpctrain's own if it goes once through the data set, that of its sampler otherwise."""
-    if loader.batch_sampler is None:
-        raise HpctrainError(
-            "HT-shard-wrong-data",
-            "ht.shard needs a loader with a batch_size",
-            "DataLoader(dataset, batch_size=…)",
-        )
     sampler: Any = loader.sampler
     # A sampler's class may be another's child, with an order of its own.
     once = type(sampler) is SequentialSampler or (_shuffles(sampler) and not sampler.replacement)

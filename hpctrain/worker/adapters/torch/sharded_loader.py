@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.data_ranks import data_place
@@ -60,6 +60,13 @@ class ShardedLoader:
     ) -> None:
         self._comm = comm
         comm.divides_batches = True
+        # DataLoader divides a pipe over its workers where it sees one, and here it would not.
+        if loader.batch_sampler is None or isinstance(loader.dataset, IterDataPipe):
+            raise HpctrainError(
+                "HT-shard-wrong-data",
+                "ht.shard needs a loader with a batch_size, over a data set of single samples that is no pipe",
+                "DataLoader(dataset, batch_size=…); for a stream, class Samples(IterableDataset) with __iter__",
+            )
         self._evaluation = evaluation
         self._started = 0
         refuse_divided(loader)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.data_ranks import DataPlace, data_place
@@ -41,20 +41,7 @@ class StreamSource:
 
     def __init__(self, loader: DataLoader[Any], comm: Communicator, *, seed: int, by_sample: bool) -> None:
         size = loader.batch_size
-        if size is None:
-            raise HpctrainError(
-                "HT-shard-wrong-data",
-                "ht.shard needs a loader with a batch_size",
-                "DataLoader(dataset, batch_size=…), over a stream of single samples",
-            )
-        if isinstance(loader.dataset, IterDataPipe):
-            # DataLoader divides a pipe over its workers where it sees one, and here it would not.
-            raise HpctrainError(
-                "HT-shard-wrong-data",
-                "{kind} cannot be sharded",
-                "give a data set that yields its samples by __iter__: class Samples(IterableDataset)",
-                kind=type(loader.dataset).__name__,
-            )
+        assert size is not None
         self._comm = comm
         self._size, self._drop_last = size, loader.drop_last
         comm.agreement()  # formed here, where all ranks are
