@@ -145,8 +145,7 @@ def _through_default_group(name: str, original: Any) -> Any:
 
 
 # The functions that save, by module, with the name of the argument that is a path; and a package that has one too.
-_SAVING = {"torch.serialization": ("save", "f"), "safetensors.torch": ("save_file", "filename")}
-_PACKAGES = {"torch.serialization": "torch"}
+_SAVING = {"torch.serialization": ("save", "f", "torch"), "safetensors.torch": ("save_file", "filename", "")}
 
 
 def save_whole_files() -> None:
@@ -155,8 +154,8 @@ def save_whole_files() -> None:
 
 
 def _save_whole(module: ModuleType) -> None:
-    name, place = _SAVING[module.__name__]
-    _put(name, _whole(getattr(module, name), place), module, _PACKAGES.get(module.__name__, ""))
+    name, place, package = _SAVING[module.__name__]
+    _put(name, _whole(getattr(module, name), place), module, package)
 
 
 def _whole(save: Callable[..., Any], place: str) -> Callable[..., Any]:
@@ -213,7 +212,9 @@ def _keep_workers(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def starting(self: Any, loader: Any, *further: Any) -> None:
-        initialise, loader.worker_init_fn = loader.worker_init_fn, _Initialisation(loader.worker_init_fn)
+        initialise = loader.worker_init_fn
+        # A partial function, which can be pickled where workers are spawned.
+        loader.worker_init_fn = functools.partial(_begin_worker, initialise)
         try:
             original(self, loader, *further)
         finally:
@@ -225,22 +226,17 @@ def _keep_workers(module: ModuleType) -> None:
     iterator.__init__ = starting
 
 
-class _Initialisation:
-    """What a worker calls first, which is pickled where workers are spawned."""
-
-    def __init__(self, of_script: Callable[[int], object] | None) -> None:
-        self._of_script = of_script
-
-    def __call__(self, worker: int) -> None:
-        for number in _REQUESTS:
-            # SIG_IGN would be inherited by programs that a worker starts.
-            signal.signal(number, lambda *_: None)
-            signal.siginterrupt(number, False)
-        rank = multiprocessing.parent_process()
-        if rank and rank.pid:
-            threading.Thread(target=_end_with, args=(rank.pid,), daemon=True).start()
-        if self._of_script is not None:
-            self._of_script(worker)
+def _begin_worker(of_script: Callable[[int], object] | None, worker: int) -> None:
+    """What a worker calls first; ``of_script`` is the script's own such function."""
+    for number in _REQUESTS:
+        # SIG_IGN would be inherited by programs that a worker starts.
+        signal.signal(number, lambda *_: None)
+        signal.siginterrupt(number, False)
+    rank = multiprocessing.parent_process()
+    if rank and rank.pid:
+        threading.Thread(target=_end_with, args=(rank.pid,), daemon=True).start()
+    if of_script is not None:
+        of_script(worker)
 
 
 def _end_with(rank: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -215,7 +216,7 @@ def reading(data: Dataset[Read], loader: DataLoader[Any], **settings: Any) -> Da
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
-        worker_init_fn=_WorkerBegin(begin) if begin else None,
+        worker_init_fn=functools.partial(_begin_worker, begin) if begin else None,
         multiprocessing_context=loader.multiprocessing_context,
         generator=loader.generator,
         prefetch_factor=loader.prefetch_factor,
@@ -228,16 +229,11 @@ def _as_it_is(made: T) -> T:
     return made
 
 
-class _WorkerBegin:
-    """The ``worker_init_fn`` of a script, which may look for its data set in the worker's information."""
-
-    def __init__(self, begin: Callable[[int], None]) -> None:
-        self._begin = begin
-
-    def __call__(self, worker: int) -> None:
-        info: Any = get_worker_info()
-        object.__setattr__(info, "dataset", info.dataset.data)  # the object itself refuses assignments
-        self._begin(worker)
+def _begin_worker(begin: Callable[[int], None], worker: int) -> None:
+    """Call the ``worker_init_fn`` of a script, which may look for its data set in the worker's information."""
+    info: Any = get_worker_info()
+    object.__setattr__(info, "dataset", info.dataset.data)  # the object itself refuses assignments
+    begin(worker)
 
 
 def require_same_order(found: Place, wanted: Place) -> None:
