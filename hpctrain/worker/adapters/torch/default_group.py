@@ -53,16 +53,6 @@ def init_process_group(original: Callable[..., None], *arguments: Any, **setting
     asked = given.get("backend")
     _script.backend = None if asked is None else str(asked)
     comm = current()
-    if "nccl" in (_script.backend or "") and comm.backend in ("mpi", "gloo"):
-        raise HpctrainError(
-            "HT-backend-unfit",
-            "the script asks torch.distributed for {asked}, which is for tensors on GPUs, but --backend "
-            "{backend} moves tensors in the CPU's memory",
-            "choose --backend nccl, or train on CPUs: accelerator='cpu' in Lightning, ACCELERATE_USE_CPU=true for "
-            "Accelerate and Transformers",
-            asked=_script.backend,
-            backend=comm.backend,
-        )
     comm.process_group()
     _record_steps(comm)
     _script.joined = True
