@@ -211,13 +211,11 @@ def streams_that_differ(comm):
         return
     own = random.Random(comm.rank)
     x, _ = numbers()
-    for samples in (list(range(SAMPLES)), list(x), [each.repeat(100) for each in x], list(x.numpy())):
+    for samples in (list(range(SAMPLES)), list(x)):
         mine = Stream(samples, lambda samples: own.sample(samples, len(samples)))
         refused(lambda: list(ht.shard(DataLoader(mine, batch_size=9))), "HT-shard-different-data")  # noqa: B023
     short = Stream(range(SAMPLES - 3 * (comm.rank == 1)))
     refused(lambda: list(ht.shard(DataLoader(short, batch_size=9))), "HT-shard-different-data", number=2, other=1)
-    shorter = Stream(range(27 - 9 * (comm.rank == 1)))
-    refused(lambda: list(ht.shard(DataLoader(shorter, batch_size=9))), "HT-shard-different-data", number=2)
     divided = Stream(range(comm.rank, SAMPLES, comm.size))
     refused(lambda: list(ht.shard(DataLoader(divided, batch_size=9))), "HT-shard-different-data")
     other = DataLoader(Stream(range(9)), batch_size=3, num_workers=comm.rank)

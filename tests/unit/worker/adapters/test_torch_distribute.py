@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch")
 
 
 from hpctrain.worker.adapters.torch.distribute import distribute  # noqa: E402
-from hpctrain.worker.adapters.torch.model_order import ModelOrder  # noqa: E402
 from hpctrain.worker.adapters.torch.optimizer_contents import guard_of  # noqa: E402
 from hpctrain.worker.adapters.torch.reducer import GradientReducer  # noqa: E402
 from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
@@ -71,31 +70,6 @@ def test_replaced_parameters_are_let_go():
     distribute(model, optimizer, comm=comm)
     gc.collect()
     assert [each() for each in before] == [None, None]
-
-
-def test_connections_for_the_order_are_made_anew_only_where_ranks_died():
-    class Ranks(SingleCommunicator):
-        size, made = 3, 0
-
-        def _group(self, size, what):
-            self.made += 1
-            return super()._group(size, what)
-
-    class Model:
-        """In the place of a reducer."""
-
-    comm = Ranks("test")
-    order = ModelOrder(comm)
-    models = [Model(), Model()]
-    for model in models:
-        order.enter(comm, model)
-    order.renew(comm)
-    assert comm.made == 1
-    comm.size = 2
-    comm._kept_groups.clear()
-    for _ in range(2):
-        order.renew(comm)
-    assert comm.made == 2 and order.size == 2
 
 
 def test_gradients_of_several_devices_are_sent_in_one_order():
