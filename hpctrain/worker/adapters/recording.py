@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.common.cluster.launcher import detect
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.events import Event, EventsFile, EventWriter
-from hpctrain.common.run.events.kinds import (
-    ContinuedEvent,
-    EnergyEvent,
-    LogEvent,
-    RunEvent,
-    StepEvent,
-    StoppedEvent,
-)
+from hpctrain.common.run.events.kinds import ContinuedEvent, EnergyEvent, LogEvent, RunEvent, StepEvent, StoppedEvent
 from hpctrain.common.stderr import tell
 from hpctrain.worker.comm import Communicator, forks
 from hpctrain.worker.comm.rank_run import run

@@ -112,7 +112,7 @@ def nodes_of_torchdata(comm):
     assert found[0] != found[1]
     resumes(lambda: DataLoader(Nodes(), batch_size=6), 3)
     nodes = torchdata.nodes.Loader(torchdata.nodes.IterableWrapper(range(SAMPLES)))
-    refused(lambda: ht.shard(nodes), "HT-argument-not-valid", module="torchdata.nodes.loader")
+    refused(lambda: ht.shard(nodes), "HT-shard-wrong-data")
 
 
 if __name__ == "__main__":

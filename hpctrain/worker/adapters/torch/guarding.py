@@ -11,7 +11,6 @@ import torch
 import xxhash
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hpctrain.common.checkpoints.pieces import Box
 from hpctrain.worker.adapters.guard import Checksums, Guard
 from hpctrain.worker.adapters.torch.tensor_pieces import local_pieces, local_tensor
 from hpctrain.worker.comm import Communicator
@@ -27,17 +26,12 @@ def guard_over(
         divided: whether the parameters are divided over the ranks, as DTensors or as stages of a pipeline; the same on
             all ranks. Pieces that several ranks hold are compared among these. Collective then.
     """
-    whole: tuple[slice, ...] = ()
-    if divided:
-        held = [(name, each, slices, box) for name, each in parameters for slices, box in local_pieces(each)]
-    else:
-        held = [(name, each, whole, Box.whole(each.shape)) for name, each in parameters]
+    held = [(name, each, slices, box) for name, each in parameters for slices, box in local_pieces(each)]
     parts = [(tensor, slices) for _, tensor, slices, _ in held]
 
     def part(tensor: torch.Tensor, slices: tuple[slice, ...]) -> torch.Tensor:
         # Looked up in each call because a tensor may get other memory.
-        local = local_tensor(tensor).detach()
-        return local[slices] if slices else local
+        return local_tensor(tensor).detach()[slices]
 
     def not_finite() -> str:
         # A frozen one may be a mask of infinities.

@@ -60,13 +60,6 @@ class ShardedLoader:
     ) -> None:
         self._comm = comm
         comm.divides_batches = True
-        # DataLoader divides a pipe over its workers where it sees one, and here it would not.
-        if loader.batch_sampler is None or isinstance(loader.dataset, IterDataPipe):
-            raise HpctrainError(
-                "HT-shard-wrong-data",
-                "ht.shard needs a loader with a batch_size, over a data set of single samples that is no pipe",
-                "DataLoader(dataset, batch_size=…); for a stream, class Samples(IterableDataset) with __iter__",
-            )
         self._evaluation = evaluation
         self._started = 0
         refuse_divided(loader)
@@ -227,14 +220,12 @@ def shard(
             ranks that were given different data or settings.
     """
     comm = comm or current()
-    if not isinstance(data, DataLoader):
+    # A DataLoader divides a pipe over its workers where it sees one, and here it would not.
+    if not isinstance(data, DataLoader) or data.batch_sampler is None or isinstance(data.dataset, IterDataPipe):
         raise HpctrainError(
-            "HT-argument-not-valid",
-            "{module}.{kind} is not {wanted}",
-            "DataLoader(dataset, batch_size=…)",
-            module=type(data).__module__,
-            kind=type(data).__name__,
-            wanted="a torch DataLoader, which ht.shard divides",
+            "HT-shard-wrong-data",
+            "ht.shard needs a DataLoader with a batch_size, over a data set of single samples, which a pipe is not",
+            "DataLoader(dataset, batch_size=…); for a stream, class Samples(IterableDataset) with __iter__",
         )
     if data_place(comm).ranks > 1:
         batch.install()

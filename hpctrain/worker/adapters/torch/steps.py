@@ -17,13 +17,7 @@ from hpctrain.worker.adapters.torch.batch.ranks import known_ranks
 from hpctrain.worker.adapters.torch.optimizer_contents import facts_of, learning_rate
 from hpctrain.worker.adapters.torch.reducer import GradientReducer
 from hpctrain.worker.adapters.torch.refusals import check_optimizer
-from hpctrain.worker.adapters.torch.trainable import (
-    have_any,
-    is_reduced,
-    records,
-    take_changed,
-    updated_by,
-)
+from hpctrain.worker.adapters.torch.trainable import have_any, is_reduced, records, take_changed, updated_by
 from hpctrain.worker.comm import Communicator
 
 Optimizer = torch.optim.Optimizer
