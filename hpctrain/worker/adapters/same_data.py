@@ -143,11 +143,9 @@ def sample_indices(samples: int) -> list[int]:
 def compare(
     comm: Communicator, facts: Mapping[str, tuple[str, str]], summaries: Mapping[Any, Sample] | None = None
 ) -> None:
-    """Refuse data that differ between ranks. Collective.
+    """Refuse data that differ between ranks, of which ``summaries`` has some samples by their indices. Collective.
 
-    Args:
-        facts: what must be equal, by its name: its value as text, and what to do if it differs.
-        summaries: samples of a data set by their indices.
+    ``facts`` are what must be equal, by name: the value as text, and what to do if it differs.
     """
     everyone = comm.allgather_object((dict(facts), dict(summaries or {})))
     for rank, (others, _) in enumerate(everyone):

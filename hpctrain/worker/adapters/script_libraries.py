@@ -40,10 +40,9 @@ _IN_HOST_MEMORY = ("gloo", "mpi")
 
 
 def serve_torchrun_scripts(plan: Plan, rank: int, port: int) -> None:
-    """Prepare this rank for a script that distributes by itself. Called before the script begins.
+    """Prepare this rank for a script that distributes by itself, and can make a store at ``port`` of the first host.
 
-    Args:
-        port: where the script can make a store on the first host.
+    Called before the script begins.
     """
     capable = plan.capabilities
     # Replicas of one process are no ranks, which the variables would promise.

@@ -55,14 +55,11 @@ class Part(NamedTuple):
 
 
 class Collation:
-    """The ``collate_fn`` of a loader, for the ranks that divide its batches.
-
-    Args:
-        by_sample: whether ``collate`` treats each sample by itself, as a script states; PyTorch's own does.
-    """
+    """The ``collate_fn`` of a loader, for the ranks that divide its batches."""
 
     def __init__(self, collate: Callable[[Any], Any], *, by_sample: bool) -> None:
         self._collate = collate
+        # It treats each sample by itself, as a script states; PyTorch's own does.
         self.by_sample = by_sample or collate is default_collate
         self._axes: dict[str, Axis] | None = None
 

@@ -97,12 +97,8 @@ class OwnRandomNumbers:
     """Random numbers that depend on these keys alone, for code that draws from the process's generators.
 
     Args:
-        keys: what they depend on.
         held: further generators, which such code holds. Their states when this is made are keys too, so that those that
             a script seeded differently draw differently.
-
-    Attributes:
-        seed: what all random numbers depend on.
     """
 
     def __init__(self, *keys: int, held: Iterable[Generator] = ()) -> None:
@@ -128,11 +124,8 @@ class OwnRandomNumbers:
 class SampleNumbers:
     """Random numbers of a data set and a ``collate_fn``, which depend on a seed, the epoch, and the sample or batch.
 
-    They are equal for a sample wherever it is fetched: on any rank, and in any worker process.
-
-    Args:
-        salt: what all of them depend on.
-        data: the data set, whose generators and those of the process are seeded.
+    They are equal for a sample wherever it is fetched: on any rank, and in any worker process. The generators of the
+    process are seeded, and those that the data set and the ``collate_fn`` hold.
     """
 
     def __init__(self, salt: int, data: Any, collate: Any) -> None:

@@ -21,10 +21,8 @@ def guard_over(
 ) -> Guard:
     """A guard over all parameters: one that is unfrozen later, and then not reduced, is caught by it.
 
-    Args:
-        parameters: names and parameters, the same on all ranks unless they are divided.
-        divided: whether the parameters are divided over the ranks, as DTensors or as stages of a pipeline; the same on
-            all ranks. Pieces that several ranks hold are compared among these. Collective then.
+    Parameters are the same on all ranks, unless the model is ``divided`` over them, as DTensors or as stages of a
+    pipeline: pieces that several ranks hold are compared among these then, and this is collective.
     """
     held = [(name, each, slices, box) for name, each in parameters for slices, box in local_pieces(each)]
     parts = [(tensor, slices) for _, tensor, slices, _ in held]

@@ -22,18 +22,12 @@ from hpctrain.worker.comm import Communicator, current
 
 
 def mean_loss(total: torch.Tensor, count: torch.Tensor | float, *, comm: Communicator | None = None) -> torch.Tensor:
-    """The sum over the ranks of ``total``, divided by the sum over the ranks of ``count``. Collective.
-
-    See :func:`hpctrain.mean_loss`.
-    """
+    """The sum over the ranks of ``total``, divided by that of ``count``: see :func:`hpctrain.mean_loss`. Collective."""
     return _eagerly(comm or current(), "ht.mean_loss", total, count)
 
 
 def sum_loss(total: torch.Tensor, *, comm: Communicator | None = None) -> torch.Tensor:
-    """The sum over the ranks of ``total``. Collective.
-
-    See :func:`hpctrain.sum_loss`.
-    """
+    """The sum over the ranks of ``total``: see :func:`hpctrain.sum_loss`. Collective."""
     return _eagerly(comm or current(), "ht.sum_loss", total, None)
 
 

@@ -93,12 +93,9 @@ def optimizer_tensors(parameters: Named, optimizer: torch.optim.Optimizer) -> di
 def load_optimizer(
     parameters: Named, optimizer: torch.optim.Optimizer, state: Mapping[str, NDArray[Any]], prefix: str
 ) -> None:
-    """Replace an optimizer's state by a saved one, for the parameters that this rank has a part of.
+    """Replace an optimizer's state by one saved on any mesh, for the parameters that this rank has a part of.
 
-    Args:
-        parameters: this rank's parameters with their names. The state may have more, of other stages of a pipeline.
-        state: arrays that were saved on any mesh.
-        prefix: what the names of the optimizer's arrays in ``state`` begin with.
+    The names of its arrays in ``state`` begin with ``prefix``. It may have more, of other stages of a pipeline.
     """
     updated = _updated(parameters, optimizer)
     indices = {name: index for index, (name, _) in updated.items()}

@@ -63,6 +63,7 @@ class GradientReducer:
         communication_seconds: how long the last ``backward()`` waited for reductions after its last gradient.
         managed: the ids of the parameters.
         number: its place among the reducers of these ranks.
+        running: whether a backward pass has begun and not ended: between two of them, that an error ended it.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class GradientReducer:
         # By the ids of the parameters.
         self._slots: dict[int, BucketSlot] = {}
         self._launched = 0
-        self._running = False
+        self.running = False
         # Whether hooks that the script registered after these may still change gradients of this backward pass.
         self._held = False
         self._left = False
@@ -120,11 +121,6 @@ class GradientReducer:
             self._take_buckets()
             self._register()
 
-    @property
-    def interrupted(self) -> bool:
-        """Whether an error ended the last backward pass, asked between two of them."""
-        return self._running
-
     def gradients(self) -> list[torch.Tensor]:
         """The gradients of the last backward pass, those of a bucket together."""
         elsewhere = () if self._buckets else self._parameters
@@ -141,7 +137,7 @@ class GradientReducer:
         self._order.renew(self.comm)
         self._take_buckets()
         self._launched = 0
-        self._running = self._held = False
+        self.running = self._held = False
 
     @property
     def changed(self) -> bool:
@@ -181,7 +177,7 @@ class GradientReducer:
 
     def _begin(self) -> None:
         """At the first gradient of a backward pass, ask autograd to call back at its end."""
-        if self._running:
+        if self.running:
             return
         if self._left:
             raise HpctrainError(
@@ -189,7 +185,7 @@ class GradientReducer:
                 "backward() of a model that ht.distribute got, after ht.shutdown()",
                 exit_code=1,
             )
-        self._running = True
+        self.running = True
         self.comm.passes += 1
         self._start = time.perf_counter()
         self.timeline = []
@@ -265,7 +261,7 @@ class GradientReducer:
         for bucket in self._buckets:
             bucket.reset()
         self._launched = 0
-        self._running = self._held = False
+        self.running = self._held = False
 
     def _fill_rest(self) -> dict[int, BucketSlot]:
         """Fill the slots whose gradient did not come in this backward pass; returns those of unused parameters by flag.
@@ -295,9 +291,8 @@ _COMPARED = 3
 
 
 class SameGradients:
-    """Compares, in the first backward passes of a model, rank 0's gradients with the mean over the ranks.
+    """Tells ranks that compute the same batches, as those of a script without ``ht.shard``, that they gain nothing.
 
-    Ranks that compute the same batches, as those of a script without ``ht.shard``, gain nothing, and are told.
     One parameter's gradient may not depend on the samples, as that of a last bias; those of a whole bucket do.
     """
 
@@ -307,7 +302,7 @@ class SameGradients:
         self._own: list[torch.Tensor] = []
 
     def before(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Keep rank 0's gradients."""
+        """Keep rank 0's gradients in the first backward passes."""
         if self._left:
             self._own = [gradient.clone() for gradient in gradients]
 

@@ -203,8 +203,7 @@ def shard(
     ranks compare a few numbers of each batch before the script gets it, and refuse streams that differ.
 
     The ranks compare the loader's settings, the length of its data set, the indices of a ``Subset``, and with the first
-    batch a few samples.
-    All of them have to read the loader, at the same places of the script.
+    batch a few samples. All of them have to read the loader, at the same places of the script.
 
     Args:
         data: a loader that makes batches.

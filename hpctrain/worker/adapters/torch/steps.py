@@ -72,7 +72,7 @@ def _reduce_new(optimizer: Optimizer) -> None:
 
 
 def _check_ended(everyone: Iterable[GradientReducer]) -> None:
-    if not any(reducer.interrupted for reducer in everyone):
+    if not any(reducer.running for reducer in everyone):
         return
     if torch._C._current_graph_task_id() != -1:
         raise HpctrainError(

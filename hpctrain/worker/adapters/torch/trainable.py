@@ -79,10 +79,6 @@ class Trained:
             for inner in optimizers_in(optimizer)[1:]:
                 facts_of(inner).within = True
 
-    def is_of(self, model: torch.nn.Module) -> bool:
-        """Whether it is the record of this model itself."""
-        return self._model() is model
-
     @property
     def changed(self) -> bool:
         """Whether parameters were unfrozen, or modules inserted, since the parameters were taken."""
@@ -235,7 +231,7 @@ def records() -> list[Trained]:
 def record_of(model: torch.nn.Module) -> Trained | None:
     """The record of a model that was given to ``ht.distribute``; None of its parts."""
     part = _parts.get(model)
-    return part.record if part and isinstance(part.record, Trained) and part.record.is_of(model) else None
+    return part.record if part and isinstance(part.record, Trained) and part.record._model() is model else None
 
 
 def ranks_of(module: torch.nn.Module) -> Communicator | None:
@@ -291,7 +287,7 @@ def _have_changed() -> bool:
 def _reduce_new_parameters() -> None:
     """Reduce the gradients of parameters that were not taken before the forward pass, as of models called otherwise."""
     # In one order on all ranks: when the last of the models of this backward pass is reduced.
-    if _have_changed() and not any(each.reducer.interrupted for each in records() if each.reducer):
+    if _have_changed() and not any(each.reducer.running for each in records() if each.reducer):
         for reducer in take_changed():
             reducer.reduce_present()
 

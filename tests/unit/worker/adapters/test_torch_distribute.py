@@ -95,7 +95,7 @@ def test_gradients_of_several_devices_are_sent_in_one_order():
     reducer.manage(parameters)
     for _, parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
-    reducer._running = True
+    reducer.running = True
     slow = threading.Thread(target=reducer._arrived, args=(id(model[1]),))
     slow.start()
     assert engine.begun.wait(100)
