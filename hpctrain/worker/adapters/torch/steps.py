@@ -121,13 +121,11 @@ def mean_loss(comm: Communicator, closure: Closure) -> Any:
     LBFGS chooses the length and number of its steps by it; ranks that chose differently would wait for each other.
     """
     loss = closure()
-    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-        return loss.detach().new_full(loss.shape, _mean(comm, loss.item()))
-    return _mean(comm, loss) if isinstance(loss, float) else loss
-
-
-def _mean(comm: Communicator, loss: float) -> float:
-    return float(comm.allreduce(np.array([loss]))[0])
+    number = loss.item() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else loss
+    if not isinstance(number, float):
+        return loss
+    mean = float(comm.allreduce(np.array([number]))[0])
+    return loss.detach().new_full(loss.shape, mean) if isinstance(loss, torch.Tensor) else mean
 
 
 def step_recorder(

@@ -314,8 +314,10 @@ def _parameters_in(module: torch.nn.Module) -> Iterator[tuple[str, Parameter]]:
 def _module_registered(parent: torch.nn.Module, name: str, child: Any) -> None:
     if not isinstance(child, torch.nn.Module):
         return
-    if (kind := wrapper(parent)) and any(_is_reduced_by_ranks(each) for each in child.modules()):
-        refuse_wrapped(f"{type(child).__name__} is being wrapped in {kind} after ht.distribute")
+    if kind := wrapper(parent):
+        known = [part.record for each in child.modules() if (part := _parts.get(each))]
+        if any(isinstance(record, Trained) and record.comm.size > 1 for record in known):
+            refuse_wrapped(f"{type(child).__name__} is being wrapped in {kind} after ht.distribute")
     part = _parts.get(parent)
     if part is None:
         return
@@ -323,11 +325,6 @@ def _module_registered(parent: torch.nn.Module, name: str, child: Any) -> None:
         part.record.check_all((f"{name}.{inner}", each) for inner, each in child.named_parameters())
     if add_modules(child, part.record):
         _registered.set()
-
-
-def _is_reduced_by_ranks(module: torch.nn.Module) -> bool:
-    part = _parts.get(module)
-    return part is not None and isinstance(part.record, Trained) and part.record.comm.size > 1
 
 
 def _parameter_registered(module: torch.nn.Module, name: str, parameter: Any) -> None:

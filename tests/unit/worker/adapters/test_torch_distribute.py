@@ -38,28 +38,6 @@ def test_a_layer_is_unfrozen_parameter_by_parameter():
     assert model.bias.grad.tolist() == [4, 4]
 
 
-@pytest.mark.long
-def test_what_proves_a_model_lives_as_long_as_its_parts():
-    comm, generator, critic = SingleCommunicator("test"), torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
-    optimizers = [sgd(generator), sgd(critic)]
-    distribute(torch.nn.ModuleList([generator, critic]), optimizers, comm=comm)
-    gc.collect()
-    guard = guard_of(optimizers[0])
-    for count in (1, 2):
-        critic(generator(X)).sum().backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        assert guard.steps == count
-    proof = weakref.ref(guard)
-    del generator, critic, optimizers, optimizer, guard
-    gc.collect()
-    # Sealed, and kept for the last check.
-    assert proof() is not None and proof()._sealed
-    comm.make_last_checks()
-    gc.collect()
-    assert proof() is None
-
-
 def test_replaced_parameters_are_let_go():
     comm, model = SingleCommunicator("test"), torch.nn.Linear(3, 2)
     optimizer = sgd(model)
