@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 
 from hpctrain.common.errors import HpctrainError
@@ -26,11 +27,41 @@ Source = MapSource | StreamSource
 
 
 class _Loaders:
-    """The loaders of a communicator's ranks: how many there are, and the epoch that follows for those of one kind."""
+    """The loaders of a communicator's ranks."""
 
     def __init__(self) -> None:
         self.count = 0
+        # By the settings of a loader and the kind of its data set.
         self.following: dict[str, int] = {}
+        # By these and the state of the generator when it was made.
+        self.first: dict[tuple[str, int], int] = {}
+
+
+class Epochs:
+    """The epochs of a loader. One that is made again, with the same settings, goes on where those before it were left.
+
+    One process has other orders then, since PyTorch's generator goes on. After ``torch.manual_seed`` it has the same
+    ones again: so a loader begins where one began for which the generator was in the same state.
+
+    Attributes:
+        number: the loader's number among those of the ranks.
+        first: the epoch that it begins with.
+    """
+
+    def __init__(self, comm: Communicator, loader: DataLoader[Any], identity: Mapping[str, Any]) -> None:
+        self._loaders = loaders = comm.part("loaders", _Loaders)
+        self._key = f"{type(loader.dataset).__name__} {dict(identity)}"
+        state = (loader.generator or torch.default_generator).get_state()
+        made = self._key, xxhash.xxh3_64_intdigest(state.numpy().tobytes())
+        own = loaders.first.setdefault(made, loaders.following.get(self._key, 0))
+        self.first = comm.broadcast_object(own)
+        loaders.count += 1
+        self.number = loaders.count
+
+    def begun(self, epoch: int) -> None:
+        """Note that the loader has begun an epoch."""
+        following = self._loaders.following
+        following[self._key] = max(following.get(self._key, 0), epoch + 1)
 
 
 def require_all_ranks(comm: Communicator, number: int, place: Place) -> None:
@@ -67,16 +98,11 @@ class ShardedLoader:
         make: type[Source] = StreamSource if isinstance(loader.dataset, IterableDataset) else MapSource
         self._source = make(loader, comm, seed=seed, by_sample=by_sample)
         self._loader = self._source.loader
-        self._loaders = loaders = comm.part("loaders", _Loaders)
-        loaders.count += 1
-        self._number = loaders.count
-        # A loader that is made again, with the same settings, goes on with the epoch after those of the ones before it.
-        self._kind = f"{type(loader.dataset).__name__} {self._source.identity}"
-        self._first = loaders.following.get(self._kind, 0)
+        self._epochs = Epochs(comm, loader, self._source.identity)
         if comm.size > 1:
             comm.agreement()  # formed here, where all ranks are
         # Where the next iteration begins, and the place behind the last batch that the script was given.
-        self._next = self._handed_out = Place(self._first)
+        self._next = self._handed_out = Place(self._epochs.first)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -90,17 +116,16 @@ class ShardedLoader:
         if not self._evaluation:
             warn_of_data_restart(self._comm)
         place = self._next
-        require_all_ranks(self._comm, self._number, place)
+        require_all_ranks(self._comm, self._epochs.number, place)
         set_epoch(place.epoch, *self._source.told)
         generator = self._loader.generator or torch.default_generator
         state = generator.get_state()
         # Takes the epoch's order. A loader that is made again was compared before.
-        drawn = self._source.begin(place, look=not self._first and not self._started)
+        drawn = self._source.begin(place, look=not self._epochs.first and not self._started)
         if place.batches:  # the epoch's first beginning has drawn from it already
             generator.set_state(state)
         self._next = Place(place.epoch + 1)
-        following = self._loaders.following
-        following[self._kind] = max(following.get(self._kind, 0), place.epoch + 1)
+        self._epochs.begun(place.epoch)
         self._handed_out = place
         self._started += 1
         return self._draw(drawn, place.epoch, self._started)

@@ -254,11 +254,12 @@ def test_a_place_among_other_batches_is_refused_and_the_begin_of_an_epoch_is_not
 
 def test_a_loader_that_is_made_again_goes_on_with_the_next_epoch():
     comm, whole = rank_of(0, 1), epochs_of(9, 4, 6)
-    data = TensorDataset(torch.arange(9))
+    data = Noisy(random.Random), TensorDataset(torch.arange(9))
 
-    def made(data=data, **settings):
+    def made(data=data[1], **settings):
         return shard(DataLoader(data, batch_size=4, shuffle=True, **settings), comm=comm, seed=3)
 
+    torch.manual_seed(0)
     assert [drawn(made()) for _ in range(2)] == whole[:2]
     # The same tensors in a new data set, and one loader for two epochs.
     kept = made(TensorDataset(torch.arange(9)))
@@ -266,6 +267,14 @@ def test_a_loader_that_is_made_again_goes_on_with_the_next_epoch():
     # Another data set, or other settings.
     assert drawn(shard(loader(8, 4, shuffle=True), comm=comm, seed=3)) == epochs_of(8, 4, 1)[0]
     assert drawn(made(drop_last=True)) == whole[0][:2]
+    # PyTorch's generator gives the same orders again.
+    torch.manual_seed(0)
+    assert [drawn(made()) for _ in range(2)] == whole[:2]
+    seeded = torch.Generator()
+    for _ in range(2):
+        seeded.manual_seed(4)
+        assert drawn(made(generator=seeded)) == whole[5]
+    assert len(list(shard(DataLoader(data[0], batch_size=24), comm=comm))) == 1
 
 
 class Uneven(IterableDataset):
