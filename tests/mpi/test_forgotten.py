@@ -7,6 +7,8 @@ import re
 
 import pytest
 
+from support.refusals import codes
+
 pytest.importorskip("torch")
 
 INIT = "import hpctrain as ht\ncomm = ht.init()\n"
@@ -83,3 +85,29 @@ def test_ranks_that_compute_the_same_batches_are_told_so_once(hpctrain, tmp_path
     assert result.returncode == 0, result.stdout
     log = (tmp_path / "run" / "logs" / "rank-0.log").read_text()
     assert log.count("compute the same gradients") == 1
+
+
+# A metric is averaged, and the gradients are not.
+ALONE = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(6):
+    optimizer.zero_grad()
+    loss = model(torch.randn(4, 8)).square().mean()
+    loss.backward()
+    dist.all_reduce(loss.detach())
+    optimizer.step()
+dist.barrier()
+"""
+
+
+def test_ranks_with_a_group_that_each_train_a_model_are_told_so(hpctrain, tmp_path):
+    (tmp_path / "script.py").write_text(ALONE)
+    result = hpctrain("run", "script.py", "-np", "2", "--run-dir", "run")
+    assert result.returncode == 1, result.stdout
+    assert "HT-ranks-trained-alone" in codes(result.stdout)

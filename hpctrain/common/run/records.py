@@ -42,6 +42,13 @@ class RankError(BaseModel):
     refused: bool = False
 
 
+class OwnTraining(BaseModel):
+    """Checksums of what a rank of a script has trained while it sent next to nothing to the others."""
+
+    shapes: Text
+    values: Text
+
+
 class RankRecord(BaseModel):
     """``ranks/rank-N.json``.
 
@@ -49,6 +56,7 @@ class RankRecord(BaseModel):
         status: ``lost`` is what the others write of a rank that died when they go on without it.
         listens: the rank ends in good order when it is asked to stop.
         joined: whether it has met all other ranks.
+        trained: what a rank of a script has trained by itself, as it seems.
         log_begin: where in its log this attempt begins, in bytes: there is one log for all.
         peak_bytes: the most memory that the rank itself had, where it has recorded its end.
         worker_bytes: the same of that of its processes which had the most.
@@ -66,6 +74,7 @@ class RankRecord(BaseModel):
     ended: Seconds = 0.0
     exit_code: int = 0
     error: RankError | None = None
+    trained: OwnTraining | None = None
     peak_bytes: Count = 0
     worker_bytes: Count = 0
     cpu_seconds: Seconds = 0.0

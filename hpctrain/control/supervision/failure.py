@@ -19,6 +19,7 @@ from hpctrain.common.run.events import EventsFile
 from hpctrain.common.run.events.kinds import StoppedEvent
 from hpctrain.common.run.records import LOST_CONNECTION, RankRecord, final_records
 from hpctrain.common.run.stopping import RESUMABLE
+from hpctrain.common.settings import RANKS_ALONE
 
 LOG_LINES = 20
 
@@ -141,7 +142,7 @@ def find_failure(
     records, unread = final_records(directory)
     left = _statuses_left(records, fault_tolerant=fault_tolerant)
     if len(records) == ranks and left == {"done"}:
-        return None
+        return _trained_alone(records)
     # Checked first, because the rest follows from it: the launcher sends the other ranks SIGTERM, at which they stop.
     if hosts := tuple(dict.fromkeys(match["open_mpi"] or match["srun"] for match in _LOST_HOST.finditer(output))):
         return _lost_failure(hosts)
@@ -174,6 +175,21 @@ def find_failure(
         return _missed(directory, first, silent) or _raised(directory, first)
     failure = _silent(directory, records, ranks, output=output, exit_status=exit_status)
     return replace(failure, message="; ".join([failure.message, *unread])) if unread else failure
+
+
+def _trained_alone(records: Mapping[int, RankRecord]) -> Failure | None:
+    """The failure where ranks with a process group have each trained a model of its own."""
+    trained = [record.trained for record in records.values()]
+    shapes = {each and each.shapes for each in trained}
+    if None in shapes or len(shapes) > 1 or len({each and each.values for each in trained}) == 1:
+        return None
+    return Failure(
+        code="HT-ranks-trained-alone",
+        message=f"{len(records)} ranks have trained a model each: they made a process group, but never averaged "
+        "gradients in it, and end with different parameters",
+        hint="model = torch.nn.parallel.DistributedDataParallel(model) averages gradients; "
+        f"{RANKS_ALONE.name}=1 hpctrain run … says that different models are meant",
+    )
 
 
 def _statuses_left(records: Mapping[int, RankRecord], *, fault_tolerant: bool) -> set[str]:

@@ -72,7 +72,7 @@ def init(backend: str | None = None) -> Communicator:
             _abort_on_exception()
         if not run.joined:
             # Asked before hpctrain itself imports some of them.
-            run.distributed = others_imported()
+            run.distributed = run.knows_others = others_imported()
         comm = run.comm = connect(wanted, launcher)
         run.joined = True
         watch()

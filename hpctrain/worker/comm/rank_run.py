@@ -31,6 +31,7 @@ class Run:
         recording: records the script in the events of its run.
         joined: whether the process has ever joined a run.
         distributed: whether it has trained with the other ranks of one.
+        knows_others: whether the script has imported a library by which ranks train together without hpctrain.
         ends_ranks: whether the program that runs this script ends every rank where one raises an exception.
         replaced_hook: the exception hook that ``ht.init`` replaced.
         times: where the time of its steps goes.
@@ -43,6 +44,7 @@ class Run:
     recording: Any = None
     joined: bool = False
     distributed: bool = False
+    knows_others: bool = False
     ends_ranks: bool = False
     replaced_hook: ExceptionHook | None = None
     times: RankTimes = field(default_factory=RankTimes)

@@ -26,7 +26,7 @@ from typing import Any
 from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.run import stopping
 from hpctrain.common.run.plan import Script
-from hpctrain.common.run.records import RankError
+from hpctrain.common.run.records import OwnTraining, RankError
 from hpctrain.common.stderr import tell, tell_error
 from hpctrain.worker import comm
 from hpctrain.worker.comm import forks
@@ -234,7 +234,7 @@ def describe(error: BaseException) -> Ending:
 
 def record_fields(ending: Ending | None) -> dict[str, Any]:
     if ending is None:
-        return {"status": "done", **_used()}
+        return {"status": "done", "trained": _own_training(), **_used()}
     return {
         **_used(),
         "status": "resumable" if ending.resumable else "failed",
@@ -252,3 +252,13 @@ def _used() -> dict[str, Any]:
         "worker_bytes": workers.ru_maxrss * 1024,
         "cpu_seconds": sum(used.ru_utime + used.ru_stime for used in (own, workers)),
     }
+
+
+def _own_training() -> OwnTraining | None:
+    watched = sys.modules.get("hpctrain.worker.adapters.torch.default_group")
+    # The script is done. What it has left may be in any state.
+    with contextlib.suppress(Exception):
+        if watched:
+            found: OwnTraining | None = watched.own_training()
+            return found
+    return None

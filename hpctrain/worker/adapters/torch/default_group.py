@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import xxhash
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.settings import TIMEOUT
+from hpctrain.common.run.records import OwnTraining
+from hpctrain.common.settings import RANKS_ALONE, TIMEOUT
 from hpctrain.worker.adapters.recording import recording
 from hpctrain.worker.adapters.torch.optimizer_contents import learning_rate, parameters_of
 from hpctrain.worker.comm import Communicator, current, forks
 from hpctrain.worker.comm.forgotten import note_own_group
 from hpctrain.worker.comm.process_group.group import NAME, HpctrainGroup
+from hpctrain.worker.comm.rank_run import run
 
 # The groups of --backend nccl, whose collectives are NCCL's or Gloo's by the device of a tensor.
 _ON_BOTH = "cpu:gloo,cuda:nccl"
@@ -55,6 +58,8 @@ def init_process_group(original: Callable[..., None], *arguments: Any, **setting
     comm = current()
     comm.process_group()
     _record_steps(comm)
+    if comm.backend == "mpi":
+        _watch_training(comm)
     _script.joined = True
     for name, found in (("rank", comm.rank), ("world_size", comm.size)):
         if given.get(name, -1) not in (-1, found):
@@ -99,3 +104,54 @@ def _record_steps(comm: Communicator) -> None:
             own.step_done(learning_rate(optimizer))
 
     register_optimizer_step_post_hook(stepped)
+
+
+# A loss and an accuracy, as scripts average them for their logs.
+_BYTES_A_STEP = 16
+
+
+class _OwnSteps:
+    """The steps of this process's optimizers.
+
+    Attributes:
+        comm: the ranks; None while nothing is watched.
+        parameters: those that the last step has updated.
+        steps: how many there were.
+        before: what was sent before the second of them began: equal weights for all ranks, for example.
+        other_groups: whether the script has groups whose traffic is not seen here.
+    """
+
+    comm: Communicator | None = None
+    parameters: Sequence[torch.Tensor] = ()
+    steps = before = 0
+    other_groups = False
+
+    def note(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self.steps += 1
+        if self.steps == 1:
+            self.before = HpctrainGroup.moved
+        self.parameters = [each for each in parameters_of(optimizer) if each.grad is not None]
+        self.other_groups |= any(not isinstance(group, HpctrainGroup) for group in dist.distributed_c10d._world.pg_map)
+
+
+_own = _OwnSteps()
+
+
+def _watch_training(comm: Communicator) -> None:
+    """Note from now on what optimizers train. Idempotent."""
+    if _own.comm is None and comm.size > 1 and not RANKS_ALONE.read():
+        register_optimizer_step_post_hook(_own.note)
+    _own.comm = comm
+
+
+def own_training() -> OwnTraining | None:
+    """What this rank has trained by itself; None where it has trained with others, or it is not known."""
+    if _own.comm is None or _own.steps < 2 or _own.other_groups or run.knows_others or _own.comm.reduced_by_hand:
+        return None
+    moved = HpctrainGroup.moved - _own.before
+    if moved > _BYTES_A_STEP * _own.steps or moved >= sum(parameter.nbytes for parameter in _own.parameters):
+        return None
+    values = xxhash.xxh3_64()
+    for parameter in _own.parameters:
+        values.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return OwnTraining(shapes=str([tuple(parameter.shape) for parameter in _own.parameters]), values=values.hexdigest())

@@ -31,7 +31,12 @@ class HpctrainGroup(dist.ProcessGroup):
     Collectives of a group run in the order of the calls, which has to be the same on all of its ranks. Different
     groups, and messages, do not wait for each other. A collective that its caller waits for runs in the caller's
     thread. Results are the same bits on all ranks and from run to run.
+
+    Attributes:
+        moved: how many bytes all groups of this rank have moved in collectives and messages.
     """
+
+    moved = 0
 
     def __init__(self, engine: GroupEngine) -> None:
         super().__init__(engine.rank, engine.size)  # type: ignore[call-arg]
@@ -238,14 +243,17 @@ class HpctrainGroup(dist.ProcessGroup):
 
     def send(self, tensors: _Tensors, dst: int, tag: int) -> MessageWork:
         _check("send", *tensors)
+        HpctrainGroup.moved += tensors[0].nbytes
         return self._engine.messages.send(tensors[0], dst, tag)
 
     def recv(self, tensors: _Tensors, src: int, tag: int) -> MessageWork:
         _check("recv", *tensors)
+        HpctrainGroup.moved += tensors[0].nbytes
         return self._engine.messages.receive(tensors[0], src, tag)
 
     def recv_anysource(self, tensors: _Tensors, tag: int) -> MessageWork:
         _check("recv", *tensors)
+        HpctrainGroup.moved += tensors[0].nbytes
         return self._engine.messages.receive(tensors[0], None, tag)
 
     def barrier(self, opts: Any = None) -> CollectiveWork:
@@ -278,6 +286,7 @@ class HpctrainGroup(dist.ProcessGroup):
         return self._submit(what, body, outputs, opts)
 
     def _submit(self, what: str, body: Body, outputs: _Tensors, opts: Any) -> CollectiveWork:
+        HpctrainGroup.moved += sum(output.nbytes for output in outputs)
         asynchronous = opts is None or opts.asyncOp
         return self._engine.submit(what, body, outputs, asynchronous=asynchronous)
 
