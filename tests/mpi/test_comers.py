@@ -49,7 +49,7 @@ def test_horovods_functions_for_keras_reduce_on_keras_3(hpctrain: Launch, tmp_pa
     for rank in range(2):
         said = json.loads((tmp_path / f"said-{rank}.json").read_text())
         refused = said.pop("refused")
-        assert refused == 3 * ["HT-horovod-keras-not-supported"]
+        assert refused == 2 * ["HT-horovod-keras-not-supported"]
         # Both ranks are told the mean, and the warm-up of two epochs is over.
         assert said.pop("rate") == pytest.approx(0.2)
         assert said.pop("loss") > 0

@@ -5,23 +5,12 @@ from __future__ import annotations
 import importlib
 import sys
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.gathering import gather, mean
 from hpctrain.worker.adapters.recording import log, resumed_at
 from hpctrain.worker.comm import Communicator, current
-
-if TYPE_CHECKING:
-    import keras
-    import tensorflow as tf
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.utils.data import DataLoader
-
-    from hpctrain.worker.adapters.torch.distribute import ModelT, Optimizers
-    from hpctrain.worker.adapters.torch.parallel.parallel_plan import ParallelPlan
-    from hpctrain.worker.adapters.torch.sharded_loader import ShardedLoader
-    from hpctrain.worker.comm.engines import Compression
 
 __all__ = [
     "average_statistics",
@@ -36,33 +25,13 @@ __all__ = [
     "sum_loss",
 ]
 
+ModelT = TypeVar("ModelT")
+OptimizersT = TypeVar("OptimizersT")
 LossT = TypeVar("LossT")
 _MODEL = "a torch.nn.Module or a keras.Model"
 
 
-# The overloads are the signatures of the two adapters' functions, to the letter, which test_signatures.py compares.
-@overload
-def distribute(
-    model: ModelT,
-    optimizer: Optimizers,
-    *,
-    comm: Communicator | None = None,
-    bucket_mb: float | None = None,
-    compression: Compression = "none",
-    guard_every: int = 100,
-    mesh: DeviceMesh | None = None,
-    plan: ParallelPlan | None = None,
-) -> tuple[ModelT, Optimizers]: ...
-@overload
-def distribute(
-    model: keras.Model,
-    optimizer: keras.optimizers.Optimizer,
-    *,
-    comm: Communicator | None = None,
-    compression: Compression = "none",
-    guard_every: int = 100,
-) -> tuple[keras.Model, keras.optimizers.Optimizer]: ...
-def distribute(model: Any, optimizer: Any = None, **settings: Any) -> tuple[Any, Any]:
+def distribute(model: ModelT, optimizer: OptimizersT, **settings: Any) -> tuple[ModelT, OptimizersT]:
     """Make a model and its optimizer use the run's communicator; returns both.
 
     See :func:`hpctrain.worker.adapters.torch.distribute` and :func:`hpctrain.worker.adapters.keras.distribute` for the
@@ -71,29 +40,10 @@ def distribute(model: Any, optimizer: Any = None, **settings: Any) -> tuple[Any,
     Raises:
         HpctrainError: the model is neither a PyTorch module nor a Keras model.
     """
-    distributed: tuple[Any, Any] = _adapter(model, _MODEL).distribute(model, optimizer, **settings)
+    distributed: tuple[ModelT, OptimizersT] = _adapter(model, _MODEL).distribute(model, optimizer, **settings)
     return distributed
 
 
-@overload
-def shard(
-    data: DataLoader[Any],
-    *,
-    comm: Communicator | None = None,
-    evaluation: bool = False,
-    seed: int = 0,
-    collate_by_sample: bool = False,
-) -> ShardedLoader: ...
-@overload
-def shard(
-    data: Any,
-    *,
-    batch_size: int | None = None,
-    shuffle: bool | None = None,
-    seed: int = 0,
-    epoch: int = 0,
-    comm: Communicator | None = None,
-) -> tf.data.Dataset: ...
 def shard(data: Any, **settings: Any) -> Any:
     """Divide each batch over the ranks. In PyTorch its tensors are :class:`hpctrain.BatchTensor`.
 

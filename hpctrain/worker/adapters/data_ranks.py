@@ -49,11 +49,7 @@ def stream_of(comm: Communicator) -> int:
 
 
 def first_of_each(comm: Communicator, have: Sequence[bool]) -> list[bool]:
-    """Which ranks' values count: of the ranks that computed the same samples, only the first that has a value.
-
-    Args:
-        have: whether each rank has a value.
-    """
+    """Which ranks' values count: of the ranks that computed the same samples, only the first that has a value."""
     mesh, seen, found = mesh_of(comm), set[int](), []
     for rank, has in enumerate(have):
         part = _data_rank(mesh, rank)

@@ -1,9 +1,4 @@
-"""``ht.gather`` and ``ht.mean``: values of all ranks' samples, joined or averaged, for metrics over all samples.
-
-The names are the field's: ``gather`` is Accelerate's (Lightning calls it ``all_gather``), ``mean`` the reduction that
-Accelerate's ``reduce`` and Lightning's ``sync_dist`` offer. Unlike with Accelerate's ``gather_for_metrics`` nothing has
-to be cut off at the end, since ``ht.shard(loader, evaluation=True)`` gives no sample to two ranks.
-"""
+"""``ht.gather`` and ``ht.mean``: values of all ranks' samples, joined or averaged, for metrics over all samples."""
 
 from __future__ import annotations
 
@@ -48,8 +43,8 @@ def gather(value: Any, *, comm: Communicator | None = None) -> Any:
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
 
     Raises:
-        HpctrainError: ranks gave values of different forms, which is raised on all of them; or a tensor that only
-            stands for one within a ``tf.function``.
+        HpctrainError: ranks gave values of different forms, which is raised on all of them.
+        TypeError, AttributeError: a sparse tensor, or one that only stands for another within a ``tf.function``.
     """
     comm = comm or current()
     devices: dict[str, Any] = {}
@@ -115,11 +110,9 @@ class _Array:
 
 
 def _sent(value: Any, devices: dict[str, Any], *, own_rows: bool = False) -> Any:
-    """Convert a value for sending.
+    """Convert a value for sending, and record in ``devices`` where this rank keeps tensors of each kind of device.
 
-    Args:
-        devices: records where this rank keeps tensors of each kind of device.
-        own_rows: whether this rank sends its own rows of a batch instead of all of them.
+    With ``own_rows`` this rank sends its own rows of a batch instead of all of them.
     """
     if isinstance(value, Mapping | list | tuple):
         return _mapped(value, lambda member: _sent(member, devices, own_rows=own_rows))
@@ -128,25 +121,10 @@ def _sent(value: Any, devices: dict[str, Any], *, own_rows: bool = False) -> Any
 
         tensor = getattr(value, "local", value) if own_rows else value
         devices.setdefault(tensor.device.type, tensor.device)
-        try:
-            return _Array(array_of(tensor.resolve_conj().resolve_neg()), tensor.device.type)
-        except TypeError as error:
-            raise HpctrainError(
-                "HT-gather-not-possible",
-                "a tensor of {kind} cannot be gathered",
-                "tensor.to_dense(), or tensor.float()",
-                kind=f"{tensor.dtype} and layout {tensor.layout}",
-            ) from error
+        return _Array(array_of(tensor.resolve_conj().resolve_neg()), tensor.device.type)
     if isinstance(value, np.ndarray | np.generic):
         return _Array(np.asarray(value))
     if type(value).__module__.partition(".")[0] in ("tensorflow", "keras") and hasattr(value, "shape"):
-        if not hasattr(value, "numpy"):
-            raise HpctrainError(
-                "HT-gather-not-possible",
-                "{kind} has no value that could be sent to other ranks",
-                "call ht.gather and ht.mean outside of tf.function, on dense tensors",
-                kind=type(value).__name__,
-            )
         return _Array(np.asarray(value.numpy()))
     return value
 
@@ -168,14 +146,10 @@ def _mapped(container: Mapping[Any, Any] | Sequence[Any], change: Callable[[Any]
     """A container of the changed members."""
     if isinstance(container, Mapping):
         return {key: change(member) for key, member in container.items()}
-    return _like(container, [change(member) for member in container])
-
-
-def _like(given: Sequence[Any], members: list[Any]) -> Any:
-    """Put the members into a list, a tuple or a named tuple like the one that was given."""
-    if isinstance(given, list):
-        return members
-    return type(given)(*members) if hasattr(given, "_fields") else tuple(members)
+    members = map(change, container)
+    if hasattr(container, "_fields"):  # a named tuple
+        return type(container)(*members)
+    return list(members) if isinstance(container, list) else tuple(members)
 
 
 def _joined(parts: Parts, where: str) -> Any:
@@ -199,17 +173,15 @@ def _joined(parts: Parts, where: str) -> Any:
 
 
 def _by_member(parts: Parts, where: str, join: Callable[[Parts, str], Any]) -> Any:
-    """Dictionaries or tuples, member by member."""
+    """Dictionaries, lists or tuples, member by member."""
     first = parts[0][1]
     _require_one(parts, where, _members)
-    if isinstance(first, dict):
-        return {key: join([(rank, value[key]) for rank, value in parts], f"{where}[{key!r}]") for key in first}
-    members = [join([(rank, value[i]) for rank, value in parts], f"{where}[{i}]") for i in range(len(first))]
-    return _like(first, members)
+    keys = first if isinstance(first, dict) else range(len(first))
+    members = iter([join([(rank, value[key]) for rank, value in parts], f"{where}[{key!r}]") for key in keys])
+    return _mapped(first, lambda _: next(members))
 
 
 def _members(value: Any) -> str:
-    """The members of a value, as text for an error."""
     if isinstance(value, dict):
         return f"a dictionary of {', '.join(sorted(map(repr, value)))}"
     return f"a {type(value).__name__} of {len(value)}" if isinstance(value, list | tuple) else _kind(value)

@@ -7,6 +7,7 @@ broadcast at the start or the hardware failed. A run that goes on after that tra
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import xxhash
@@ -33,49 +34,35 @@ CAUSES = (
 )
 
 
+@dataclass(frozen=True)
 class _Replicas:
     """Parameters, or pieces of them, that several ranks hold; what one rank alone holds is not compared.
 
     Attributes:
         names: the names of what is compared, in the same order on every rank; pieces of one parameter have its name.
         groups: the indices of this rank's checksums that are compared by the ranks which hold them.
+        indices: of each name, the index among this rank's checksums; -1 where this rank does not hold it.
     """
 
-    def __init__(
-        self, names: Sequence[str], groups: Mapping[str, slice | list[int]], indices: Sequence[int | None]
-    ) -> None:
-        self.names, self.groups = list(names), groups
-        # Of each name, the index among this rank's checksums.
-        self.indices = indices
-        held = [(place, index) for place, index in enumerate(indices) if index is not None]
-        self._places = np.array([place for place, _ in held], np.int64)
-        self._held = np.array([index for _, index in held], np.int64)
+    names: Sequence[str]
+    groups: Mapping[str, slice | list[int]]
+    indices: NDArray[np.int64]
 
     def spread(self, own: Checksums) -> NDArray[np.int64]:
-        """This rank's checksums and their complements, each at its place, of shape (2, names). After a maximum over
-        the ranks either row is the complement of the other where the ranks agree.
+        """This rank's checksums and their complements, each at its place, of shape (2, names).
 
-        The maximum of x and of ~x (which is -x-1, without its overflow) tells maximum and minimum in one reduction.
+        After a maximum over the ranks either row is the complement of the other where the ranks agree: the maximum of
+        x and of ~x (which is -x-1, without its overflow) tells maximum and minimum in one reduction.
         """
         # The lowest number, so that the maximum is that of the ranks which hold the piece.
         spread = np.full((2, len(self.names)), np.iinfo(np.int64).min)
-        spread[:, self._places] = own[self._held], ~own[self._held]
+        held = self.indices >= 0
+        spread[:, held] = own[self.indices[held]], ~own[self.indices[held]]
         return spread
 
 
-def _whole_replicas(names: Sequence[str]) -> _Replicas:
-    """Parameters that every rank holds whole, in the same order."""
-    # A single rank has names, and no checksums.
-    return _Replicas(names, {"all": slice(None)}, range(len(names)))
-
-
 def _replicas_of_pieces(comm: Communicator, names: Sequence[str], boxes: Sequence[Box]) -> _Replicas:
-    """Pieces that several ranks hold. Collective.
-
-    Args:
-        names: the parameter of each of this rank's pieces.
-        boxes: the elements of the parameter that each piece has.
-    """
+    """The pieces that several ranks hold: elements of a parameter, in a box. Collective."""
     own = {piece: index for index, piece in enumerate(zip(names, boxes, strict=True))}
     holders: dict[tuple[str, Box], list[int]] = {}
     for rank, pieces in enumerate(comm.allgather_object(list(own))):
@@ -87,7 +74,8 @@ def _replicas_of_pieces(comm: Communicator, names: Sequence[str], boxes: Sequenc
     for piece, ranks in compared.items():
         if piece in own:
             groups.setdefault(",".join(map(str, ranks)), []).append(own[piece])
-    return _Replicas([name for name, _ in compared], dict(groups), [own.get(piece) for piece in compared])
+    indices = np.array([own.get(piece, -1) for piece in compared], np.int64)
+    return _Replicas([name for name, _ in compared], dict(groups), indices)
 
 
 class Guard:
@@ -95,7 +83,7 @@ class Guard:
 
     Args:
         names: one name a parameter, in the same order on every rank.
-        checksums: computes one 64-bit integer a parameter, in the order of ``names``. It may run in any thread.
+        checksums: computes one 64-bit integer a parameter. It may run in any thread.
         version: returns a value that changes when somebody writes to the parameters, as far as that can be known. It
             has to be cheap, because each step calls it.
         not_finite: gives the name of a parameter with numbers that are NaN or infinite; "" if there is none.
@@ -126,11 +114,12 @@ class Guard:
         self._comm = comm
         self._names = list(names)
         if boxes is None or comm.size == 1:
-            self._replicas = _whole_replicas(names)
+            self._replicas = _Replicas(self._names, {"all": slice(None)}, np.arange(len(names)))
         else:
             self._replicas = _replicas_of_pieces(comm, names, boxes)
         # A single rank has no other to differ from.
-        self.checksums, self._version = (checksums, version) if comm.size > 1 else (_nothing, lambda: None)
+        nothing = np.empty(0, np.int64)
+        self.checksums, self._version = (checksums, version) if comm.size > 1 else (lambda: nothing, lambda: None)
         self._not_finite, self._mentioned = not_finite, False
         self._every = every
         self._trained_version = self._version()
@@ -145,22 +134,15 @@ class Guard:
             comm.add_last_check(self.require_finite)
 
     def step_done(self) -> None:
-        """Count one finished step, and check if it is time.
-
-        Raises:
-            TransientError: ranks differ; names the first parameter, the ranks and their hosts. Exit code 1.
-        """
+        """Count one finished step, and check if it is time. Raises TransientError where ranks differ."""
         self.updated()
         self.steps += 1
         run.times.step_done()
         if not self.apart and (self.steps == 1 or self.steps % self._every == 0):
             self.check()
-            self._report_slow_ranks()
-
-    def _report_slow_ranks(self) -> None:
-        for event in run.times.slow_ranks(self._comm, self.steps) if self._comm.size > 1 else ():
-            if self._comm.rank == 0:
-                reports.slow(event)
+            for event in run.times.slow_ranks(self._comm, self.steps) if self._comm.size > 1 else ():
+                if self._comm.rank == 0:
+                    reports.slow(event)
 
     def averaged(self) -> None:
         """Accept parameters that ranks trained apart and have averaged, and check if it is time. Collective then."""
@@ -275,16 +257,17 @@ class Guard:
         names, place = [*self._replicas.names, _SETTINGS], int(differing[0])
         if place == len(self._replicas.names):
             return self._difference(step, names[place], settings, "")
-        index = self._replicas.indices[place]
+        index = int(self._replicas.indices[place])
         count = int((differing < len(self._replicas.names)).sum())
         how_many = f" ({count} of {len(self._replicas.names)} differ)"
-        return self._difference(step, names[place], None if index is None else int(own[index]), how_many)
+        return self._difference(step, names[place], int(own[index]) if index >= 0 else None, how_many)
 
     def _difference(self, step: int, name: str, checksum: int | None, how_many: str) -> TransientError:
         """Describe which ranks differ in the first parameter that differs; the majority is taken to be right."""
-        hosts = self._comm.allgather_object(self._comm.host)
+        everyone = self._comm.allgather_object((self._comm.host, checksum))
+        hosts = [host for host, _ in everyone]
         sides: dict[int, list[int]] = {}
-        for rank, value in enumerate(self._comm.allgather_object(checksum)):
+        for rank, (_, value) in enumerate(everyone):
             if value is not None:  # a rank that holds the parameter
                 sides.setdefault(value, []).append(rank)
         *minorities, majority = sorted(sides.values(), key=len)
@@ -310,7 +293,3 @@ class Guard:
 
 def _on(ranks: Sequence[int], hosts: Sequence[str]) -> str:
     return ", ".join(f"{rank} ({hosts[rank]})" for rank in ranks)
-
-
-def _nothing() -> Checksums:
-    return np.empty(0, np.int64)

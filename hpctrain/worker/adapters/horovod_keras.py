@@ -57,9 +57,8 @@ def create_distributed_optimizer(
         variables = trainable_variables or self._trainable_variables
         kind.apply(self, reduced(list(grads), [each.value for each in variables]), trainable_variables)
 
-    own = {"apply": apply, "lr": kind.learning_rate, "register_local_var": _refuse_local_variables}
     # Named as the optimizer, with its module, so that a saved model can be loaded without Horovod.
-    own["__module__"] = kind.__module__
+    own = {"apply": apply, "lr": kind.learning_rate, "__module__": kind.__module__}
     copied: Any = type(kind.__name__, (kind,), own)
     made: keras.optimizers.Optimizer = copied.from_config(optimizer.get_config())
     return made
@@ -86,14 +85,6 @@ def load_model(
         for variable, value in zip(model.optimizer.variables, saved.variables, strict=True):
             variable.assign(value)
     return model
-
-
-def _refuse_local_variables(*_: object) -> None:
-    raise HpctrainError(
-        "HT-horovod-keras-not-supported",
-        "hvd.PartialDistributedOptimizer keeps layers local on Keras 2 alone",
-        "train those layers with an optimizer of their own",
-    )
 
 
 def serve_variables(module: ModuleType) -> None:

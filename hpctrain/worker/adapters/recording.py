@@ -15,15 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.common.cluster.launcher import detect
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.events import Event, EventsFile, EventWriter
-from hpctrain.common.run.events.kinds import (
-    ContinuedEvent,
-    EnergyEvent,
-    LogEvent,
-    RunEvent,
-    StepEvent,
-    StoppedEvent,
-)
-from hpctrain.common.run.value_types import LIMIT
+from hpctrain.common.run.events.kinds import ContinuedEvent, EnergyEvent, LogEvent, RunEvent, StepEvent, StoppedEvent
 from hpctrain.common.stderr import tell
 from hpctrain.worker.comm import Communicator, forks
 from hpctrain.worker.comm.rank_run import run
@@ -43,18 +35,15 @@ class Recording:
     Args:
         path: the run's events; None for a script that was started without ``hpctrain run``.
         stopped_at: the step after which an earlier attempt was stopped last, 0 for none; None for the first attempt.
-
-    Attributes:
-        steps: how many the script has made, also in earlier attempts.
-        resumed: whether earlier attempts have made steps.
-        data_position_set: whether the script has set where its data continue, or was warned that it has not.
     """
 
     def __init__(self, path: Path | None = None, stopped_at: int | None = None) -> None:
+        # Also of earlier attempts.
         self.steps = stopped_at or 0
         self.resumed = stopped_at is not None
+        # The script has set where its data continue, or was warned that it has not.
         self.data_position_set = False
-        # Whether the next step does not follow the last one that was recorded.
+        # The next step does not follow the last one that was recorded.
         self._continues = self.resumed
         # The launcher writes to the same file, and so do ranks that report a stall.
         self._events = EventWriter(path, alone=False) if path else None
@@ -94,11 +83,7 @@ class Recording:
         return True
 
     def step_done(self, learning_rate: float | None, *, gathered: int | None = None) -> None:
-        """Count and record a step that ends now.
-
-        Args:
-            gathered: the bytes of rows that were gathered for it.
-        """
+        """Count and record a step that ends now, and the bytes of rows that were gathered for it."""
         now = time.perf_counter()
         if self._continues:
             self._continues = False
@@ -228,11 +213,7 @@ def resumed_at(step: int) -> None:
 
     Args:
         step: how many steps had been made when the state was saved.
-
-    Raises:
-        HpctrainError: a step that is not a count.
     """
-    _require_count("ht.resumed_at", step)
     if own := recording():
         own.resumed_at(step)
 
@@ -256,26 +237,14 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
         named: further numbers by name.
 
     Raises:
-        HpctrainError: no value, one that is not a single number, or a step that is not a count.
+        HpctrainError: no value, or one that is not a single number.
+        ValueError: a step that is no int from 0 on.
     """
     given = {**(values or {}), **named}
     if not given:
         raise HpctrainError("HT-argument-not-valid", "ht.log: nothing to record", "ht.log(loss=loss)")
-    if step is not None:
-        _require_count("ht.log", step)
     if own := recording():
         own.log({str(name): _number(name, value) for name, value in given.items()}, step)
-
-
-def _require_count(call: str, step: int) -> None:
-    if type(step) is not int or not 0 <= step < LIMIT:
-        raise HpctrainError(
-            "HT-argument-not-valid",
-            "{call}: step={step!r} is not a step number",
-            "give an int from 0 up to 2**53 - 1",
-            call=call,
-            step=step,
-        )
 
 
 def _number(name: str, value: Any) -> float:

@@ -31,15 +31,11 @@ _TOLERANCE = 2e-3
 
 @dataclasses.dataclass(frozen=True)
 class LeafSummary:
-    """A short description of one leaf of a sample, to compare between ranks.
+    """A short description of one leaf of a sample, to compare between ranks."""
 
-    Attributes:
-        exact: what must be equal: the type and the shape, and the value unless it is given by ``numbers``.
-        numbers: what may differ by rounding: means over an array.
-        tolerance: the largest difference of two such numbers.
-    """
-
+    # What must be equal: the type and the shape, and the value unless it is given by numbers.
     exact: str
+    # What may differ by rounding: means over an array.
     numbers: tuple[float, ...] = ()
     tolerance: float = 0.0
 
@@ -53,11 +49,8 @@ class LeafSummary:
         return any(abs(one - two) > tolerance for one, two in zip(self.numbers, other.numbers, strict=True))
 
     def __str__(self) -> str:
-        return (
-            f"{self.exact} of means {', '.join(f'{number:g}' for number in self.numbers)}"
-            if self.numbers
-            else self.exact
-        )
+        means = ", ".join(f"{number:g}" for number in self.numbers)
+        return f"{self.exact} of means {means}" if means else self.exact
 
 
 RANDOM = LeafSummary("random")
@@ -73,9 +66,8 @@ def summarise(sample: Any) -> dict[str, LeafSummary]:
 
 
 def summaries_of_few(samples: Sequence[Any]) -> dict[int, Sample]:
-    """Summaries of the first and the last of some samples, and of some between them, by their indices."""
-    places = np.linspace(0, len(samples) - 1, _FEW_SAMPLES).round().astype(int)
-    return {int(place): summarise(samples[place]) for place in places}
+    """Summaries of some of the samples, by their indices."""
+    return {index: summarise(samples[index]) for index in sample_indices(len(samples))}
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -127,21 +119,18 @@ def _summarise_array(array: np.ndarray[Any, Any]) -> LeafSummary:
         array = np.stack([array.real, array.imag])
     flat = np.ascontiguousarray(array).ravel()
     if array.dtype.kind in "SU" or (array.dtype.kind in "biu" and array.dtype != np.uint8):
-        shown = ", ".join(map(str, flat[:4].tolist()))
-        rest = f", … {xxhash.xxh3_64_hexdigest(flat.tobytes())[:8]}" if flat.size > 4 else ""
-        return LeafSummary(f"{what} [{shown}{rest}]")
+        shown = flat.tolist() if flat.size <= 4 else f"with hash {xxhash.xxh3_64_hexdigest(flat.tobytes())}"
+        return LeafSummary(f"{what} {shown}")
     numbers = np.nan_to_num(flat.astype(np.float64), posinf=1e300, neginf=-1e300)
-    size = float(np.abs(numbers).mean()) if flat.size else 0.0
-    means = [float((numbers * ramp).mean()) for ramp in _ramps(flat.size)]
+    if not flat.size:
+        return LeafSummary(what)
+    # Means with weights of at most 1, over which two different arrays have different ones.
+    places = np.arange(flat.size)
+    weights = (1.0, places / flat.size, np.cos(places), np.cos(np.sqrt(2) * places))
+    means = [float((numbers * weight).mean()) for weight in weights]
     # Of large numbers that are close to each other, as temperatures, the difference counts.
-    spread = float(np.abs(numbers - means[0]).mean()) + 1e-3 * size
+    spread = float(np.abs(numbers - means[0]).mean() + 1e-3 * np.abs(numbers).mean())
     return LeafSummary(what, tuple(means), _TOLERANCE * spread)
-
-
-def _ramps(size: int) -> tuple[Any, ...]:
-    """Weights of at most 1, over which two different arrays have different means."""
-    places = np.arange(size)
-    return (1.0, places / size, np.cos(places), np.cos(np.sqrt(2) * places)) if size > 1 else (1.0,)
 
 
 def sample_indices(samples: int) -> list[int]:
@@ -154,11 +143,9 @@ def sample_indices(samples: int) -> list[int]:
 def compare(
     comm: Communicator, facts: Mapping[str, tuple[str, str]], summaries: Mapping[Any, Sample] | None = None
 ) -> None:
-    """Refuse data that differ between ranks. Collective.
+    """Refuse data that differ between ranks, of which ``summaries`` has some samples by their indices. Collective.
 
-    Args:
-        facts: what must be equal, by its name: its value as text, and what to do if it differs.
-        summaries: samples of a data set by their indices.
+    ``facts`` are what must be equal, by name: the value as text, and what to do if it differs.
     """
     everyone = comm.allgather_object((dict(facts), dict(summaries or {})))
     for rank, (others, _) in enumerate(everyone):
@@ -170,12 +157,7 @@ def compare(
 
 
 def compare_models(comm: Communicator, kind: str, forms: Sequence[str]) -> None:
-    """Refuse models whose parts differ from rank 0's: ranks would wait for each other's tensors. Collective.
-
-    Args:
-        kind: what the parts are.
-        forms: the name and the form of each.
-    """
+    """Refuse models whose parts differ from rank 0's: ranks would wait for each other's tensors. Collective."""
     everyone = comm.allgather_object(list(forms))
     for rank, theirs in enumerate(everyone):
         pairs = itertools.zip_longest(everyone[0], theirs, fillvalue="nothing")
@@ -194,11 +176,7 @@ def compare_models(comm: Communicator, kind: str, forms: Sequence[str]) -> None:
 
 
 def compare_samples(everyone: Sequence[Mapping[Any, Sample]]) -> None:
-    """Refuse samples that differ between ranks.
-
-    Args:
-        everyone: some samples of each rank by their indices.
-    """
+    """Refuse samples of the same index that differ between ranks."""
     for index, first in everyone[0].items():
         for rank, samples in enumerate(everyone):
             sample = samples.get(index)

@@ -35,16 +35,14 @@ _CONNECTORS = {
     "lightning.fabric.connector": "_Connector",
     "lightning_fabric.connector": "_Connector",
 }
-_FABRICS = ("lightning.fabric.fabric", "lightning_fabric.fabric")
 _GROUPS = "torch.distributed.distributed_c10d"
 _IN_HOST_MEMORY = ("gloo", "mpi")
 
 
 def serve_torchrun_scripts(plan: Plan, rank: int, port: int) -> None:
-    """Prepare this rank for a script that distributes by itself. Called before the script begins.
+    """Prepare this rank for a script that distributes by itself, and can make a store at ``port`` of the first host.
 
-    Args:
-        port: where the script can make a store on the first host.
+    Called before the script begins.
     """
     capable = plan.capabilities
     # Replicas of one process are no ranks, which the variables would promise.
@@ -59,7 +57,7 @@ def serve_torchrun_scripts(plan: Plan, rank: int, port: int) -> None:
             # torchrun's own variables stay: they say where its store is.
             os.environ[name] = value
     connectors = {module: functools.partial(_give_devices, name) for module, name in _CONNECTORS.items()}
-    change_after_import({_GROUPS: _give_default_group, **connectors, **dict.fromkeys(_FABRICS, _launch_fabric)})
+    change_after_import({_GROUPS: _give_default_group, **connectors})
 
 
 def script_variables(plan: Plan, rank: int, port: int) -> dict[str, str]:
@@ -121,19 +119,6 @@ def _give_devices(name: str, module: ModuleType) -> None:
     connector.__init__ = choosing
 
 
-def _launch_fabric(module: ModuleType) -> None:
-    """Make Fabric launch when it is first needed: a script for ``fabric run``, which has done it, does not."""
-    original = module.Fabric._validate_launched
-
-    @functools.wraps(original)
-    def validating(self: Any) -> None:
-        if not self._launched:
-            self.launch()
-        original(self)
-
-    module.Fabric._validate_launched = validating
-
-
 def _give_default_group(module: ModuleType) -> None:
     """Make ``init_process_group`` for all ranks join the run's default group, which has the name that it asks for."""
     for name in ("init_process_group", "get_backend", "new_group"):
@@ -159,8 +144,7 @@ def _through_default_group(name: str, original: Any) -> Any:
 
 
 # The functions that save, by module, with the name of the argument that is a path; and a package that has one too.
-_SAVING = {"torch.serialization": ("save", "f"), "safetensors.torch": ("save_file", "filename")}
-_PACKAGES = {"torch.serialization": "torch"}
+_SAVING = {"torch.serialization": ("save", "f", "torch"), "safetensors.torch": ("save_file", "filename", "")}
 
 
 def save_whole_files() -> None:
@@ -169,8 +153,8 @@ def save_whole_files() -> None:
 
 
 def _save_whole(module: ModuleType) -> None:
-    name, place = _SAVING[module.__name__]
-    _put(name, _whole(getattr(module, name), place), module, _PACKAGES.get(module.__name__, ""))
+    name, place, package = _SAVING[module.__name__]
+    _put(name, _whole(getattr(module, name), place), module, package)
 
 
 def _whole(save: Callable[..., Any], place: str) -> Callable[..., Any]:
@@ -227,7 +211,9 @@ def _keep_workers(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def starting(self: Any, loader: Any, *further: Any) -> None:
-        initialise, loader.worker_init_fn = loader.worker_init_fn, _Initialisation(loader.worker_init_fn)
+        initialise = loader.worker_init_fn
+        # A partial function, which can be pickled where workers are spawned.
+        loader.worker_init_fn = functools.partial(_begin_worker, initialise)
         try:
             original(self, loader, *further)
         finally:
@@ -239,26 +225,17 @@ def _keep_workers(module: ModuleType) -> None:
     iterator.__init__ = starting
 
 
-class _Initialisation:
-    """What a worker calls first, which is pickled where workers are spawned.
-
-    Args:
-        of_script: the script's own such function.
-    """
-
-    def __init__(self, of_script: Callable[[int], object] | None) -> None:
-        self._of_script = of_script
-
-    def __call__(self, worker: int) -> None:
-        for number in _REQUESTS:
-            # SIG_IGN would be inherited by programs that a worker starts.
-            signal.signal(number, lambda *_: None)
-            signal.siginterrupt(number, False)
-        rank = multiprocessing.parent_process()
-        if rank and rank.pid:
-            threading.Thread(target=_end_with, args=(rank.pid,), daemon=True).start()
-        if self._of_script is not None:
-            self._of_script(worker)
+def _begin_worker(of_script: Callable[[int], object] | None, worker: int) -> None:
+    """What a worker calls first; ``of_script`` is the script's own such function."""
+    for number in _REQUESTS:
+        # SIG_IGN would be inherited by programs that a worker starts.
+        signal.signal(number, lambda *_: None)
+        signal.siginterrupt(number, False)
+    rank = multiprocessing.parent_process()
+    if rank and rank.pid:
+        threading.Thread(target=_end_with, args=(rank.pid,), daemon=True).start()
+    if of_script is not None:
+        of_script(worker)
 
 
 def _end_with(rank: int) -> None:

@@ -99,11 +99,7 @@ alone = fit(SGD(0.1, momentum=0.5), own=slice(None))
 said["loaded"] = away(loaded, alone.get_weights()[0])
 said["saved"] = type(keras.models.load_model(saved, safe_mode=True).optimizer) is SGD
 
-partial = hvd_keras.PartialDistributedOptimizer
-said["refused"] = [
-    refused(lambda: hvd.DistributedOptimizer(SGD(0.1), backward_passes_per_step=2)),
-    refused(lambda: partial(SGD(0.1), local_layers=[warmed.layers[0]])),
-]
+said["refused"] = [refused(lambda: hvd.DistributedOptimizer(SGD(0.1), backward_passes_per_step=2))]
 
 # One rank's infinite gradient makes all of them skip the step.
 keras.config.set_dtype_policy("mixed_float16")

@@ -136,15 +136,9 @@ def wrapped(comm):
 
 
 @check
-def refused_parts(comm):
-    def give(model, parameters=None):
-        return refusal(lambda: ht.distribute(model, torch.optim.SGD(parameters or model.parameters(), lr=0.1)))
-
+def a_gradient_in_a_graph(comm):
     model, _ = distributed()
-    return {
-        "lazy": give(nn.Sequential(nn.LazyLinear(2)), [torch.zeros(1)]),
-        "graph": refusal(lambda: loss_of(model, 1.0).backward(create_graph=True)),
-    }
+    return refusal(lambda: loss_of(model, 1.0).backward(create_graph=True))
 
 
 @check

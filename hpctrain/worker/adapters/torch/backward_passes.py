@@ -19,10 +19,7 @@ from hpctrain.common.errors import HpctrainError
 class BackwardPasses:
     """Backward passes through given parameters. One within another, such as a reentrant checkpoint's, is part of it.
 
-    Begins are seen from :func:`derivatives.watch_engine` on.
-
-    Args:
-        at_end: called once when all gradients of a pass are made, if it has made any.
+    ``at_end`` is called when all gradients of a pass are made. Begins are seen from ``derivatives.watch_engine`` on.
     """
 
     def __init__(self, at_end: Callable[[], None] = lambda: None) -> None:
@@ -83,12 +80,7 @@ def watch_gradients(parameters: Iterable[torch.nn.Parameter], at_gradient: Calla
 
 
 class _Engine:
-    """What PyTorch's engine is called for.
-
-    Attributes:
-        watched: those that are told of each backward pass.
-        asked: whether gradients are computed for ``torch.autograd.grad`` alone.
-    """
+    """What PyTorch's engine is called for: ``asked`` if it is ``torch.autograd.grad`` alone."""
 
     def __init__(self) -> None:
         self.watched: weakref.WeakSet[BackwardPasses] = weakref.WeakSet()

@@ -1,9 +1,9 @@
-"""Broadcasts one rank's weights, buffers and optimizer state to the others: rank 0's at the start."""
+"""Broadcasts rank 0's weights, buffers and optimizer state to the others."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,24 +21,23 @@ _NAMES = frozenset({"params", "param_names"})
 _numbers = itertools.count()
 
 
-def check_same_model(comm: Communicator, model: torch.nn.Module) -> None:
-    """Refuse ranks that built different models, which would otherwise wait for each other's tensors."""
-    check_same(comm, _named_tensors(model))
+def start_from_rank_0(comm: Communicator, model: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Overwrite a model's parameters and buffers, and its optimizers' state, with those of rank 0. Collective."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    check_same(comm, tensors)
+    broadcast_tensors(comm, [tensor for _, tensor in tensors])
+    for optimizer in optimizers:
+        _broadcast_optimizer(comm, optimizer)
 
 
 def check_same(comm: Communicator, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Refuse tensors with other names or of another form than rank 0's. Collective."""
+    """Refuse tensors with other names or of another form than rank 0's: ranks would wait for each other. Collective."""
     forms = [f"{name} {tuple(t.shape)} {t.dtype} requires_grad={t.requires_grad}" for name, t in tensors]
     compare_models(comm, "tensor", forms)
 
 
-def broadcast_model(comm: Communicator, model: torch.nn.Module, root: int = 0) -> None:
-    """Overwrite parameters and buffers with those of rank ``root``."""
-    broadcast_tensors(comm, (tensor for _, tensor in _named_tensors(model)), root)
-
-
-def broadcast_optimizer(comm: Communicator, optimizer: torch.optim.Optimizer, root: int = 0) -> None:
-    """Overwrite the optimizer's settings and state with one rank's: only rank 0 may have loaded a checkpoint.
+def _broadcast_optimizer(comm: Communicator, optimizer: torch.optim.Optimizer) -> None:
+    """Overwrite the optimizer's settings and state with rank 0's, which alone may have loaded a checkpoint.
 
     They are written into the existing groups and state, and into those of optimizers within it. ``load_state_dict``
     would replace these objects, and whatever else refers to them, such as a scheduler, would keep the old ones.
@@ -47,23 +46,23 @@ def broadcast_optimizer(comm: Communicator, optimizer: torch.optim.Optimizer, ro
     values = pytree.tree_map_only(torch.Tensor, _dense, [each.values() for each in own])
     # The nested dictionary is sent first, with a shape in place of each tensor. The values follow.
     shapes = pytree.tree_map_only(torch.Tensor, lambda t: _Shape(tuple(t.shape), t.dtype, t.device.type), values)
-    shapes = comm.broadcast_object(shapes) if root == 0 else comm.allgather_object(shapes)[root]
-    if comm.rank != root:
+    shapes = comm.broadcast_object(shapes)
+    if comm.rank != 0:
         values = pytree.tree_map_only(
             _Shape, lambda each: torch.empty(each.shape, dtype=each.dtype, device=each.device), shapes
         )
-    broadcast_tensors(comm, (each for each in pytree.tree_leaves(values) if isinstance(each, torch.Tensor)), root)
+    broadcast_tensors(comm, [each for each in pytree.tree_leaves(values) if isinstance(each, torch.Tensor)])
     for settings, value in zip(own, values, strict=True):
         settings.write(value)
 
 
 class _Settings:
-    """The contents of an optimizer's groups, state and attributes, with numbers in place of parameters."""
+    """The contents of an optimizer's groups and state, with numbers in place of parameters."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._attributes = vars(optimizer)
-        self._groups: list[dict[str, Any]] = self._attributes.get("param_groups", [])
-        self._state: dict[Any, Any] = self._attributes.get("state", {})
+        attributes = vars(optimizer)  # an optimizer around another one may show that one's
+        self._groups: list[dict[str, Any]] = attributes.get("param_groups", [])
+        self._state: dict[Any, Any] = attributes.get("state", {})
         self._parameters = list(parameters_of(optimizer))
         self._numbers = {id(each): number for number, each in enumerate(self._parameters)}
 
@@ -71,12 +70,6 @@ class _Settings:
         return {
             "groups": [{key: group[key] for key in group if key not in _NAMES} for group in self._groups],
             "state": {self._key(key): value for key, value in self._state.items() if self._is_known(key)},
-            "attributes": {
-                key: value
-                for key, value in self._attributes.items()
-                # Not integers, one of which may be the rank.
-                if isinstance(value, float | torch.Tensor) and not isinstance(value, torch.nn.Parameter)
-            },
         }
 
     def _is_known(self, key: Any) -> bool:
@@ -91,7 +84,6 @@ class _Settings:
             _replace(group, sent, [key for key in group if key not in _NAMES])
         sent = {self._parameters[key[0]] if isinstance(key, tuple) else key: v for key, v in values["state"].items()}
         _replace(self._state, sent, filter(self._is_known, list(self._state)))
-        _replace(self._attributes, values["attributes"], ())
 
 
 def _replace(own: dict[Any, Any], sent: dict[Any, Any], known: Iterable[Any]) -> None:
@@ -130,29 +122,24 @@ class _Shape:
     device: str
 
 
-def _named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
-
-
-def broadcast_tensors(comm: Communicator, tensors: Iterable[torch.Tensor], root: int = 0) -> None:
-    """Overwrite many tensors with those of rank ``root``, in few messages: their bytes joined, whatever their types."""
+def broadcast_tensors(comm: Communicator, tensors: Iterable[torch.Tensor]) -> None:
+    """Overwrite many tensors with those of rank 0, in few messages: their bytes joined, whatever their types."""
     engine = comm.torch()
     chunk: list[torch.Tensor] = []
     size = 0
     for tensor in (each.detach() for each in tensors):
         if chunk and (size + tensor.nbytes > _CHUNK_BYTES or tensor.device != chunk[0].device):
-            _broadcast_chunk(engine, chunk, root)
+            _broadcast_chunk(engine, chunk)
             chunk, size = [], 0
         chunk.append(tensor)
         size += tensor.nbytes
     if chunk:
-        _broadcast_chunk(engine, chunk, root)
+        _broadcast_chunk(engine, chunk)
 
 
-def _broadcast_chunk(engine: TorchEngine, tensors: list[torch.Tensor], root: int) -> None:
+def _broadcast_chunk(engine: TorchEngine, tensors: list[torch.Tensor]) -> None:
     joined = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
-    engine.broadcast(joined, f"broadcast.{next(_numbers)}", root)
+    engine.broadcast(joined, f"broadcast.{next(_numbers)}")
     for tensor, part in zip(tensors, joined.split([tensor.nbytes for tensor in tensors]), strict=True):
         # a part starts at any byte, but a view as a wider type must be aligned: clone
         tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))

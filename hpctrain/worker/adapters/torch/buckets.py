@@ -18,25 +18,20 @@ Named = tuple[str, torch.nn.Parameter]
 
 @dataclass(kw_only=True, eq=False)
 class BucketSlot:
-    """One parameter's place in a bucket.
-
-    Attributes:
-        gradient: while the bucket is reduced, the memory of this parameter's gradient, in the parameter's layout.
-        offset: the index of its first element in the bucket.
-        ready: whether the gradient of this backward pass is in place.
-        address: the address of its memory in the bucket.
-        kind: the parameter's type, device and shape when the bucket was made.
-    """
+    """One parameter's place in a bucket."""
 
     name: str
     parameter: torch.nn.Parameter
     bucket: Bucket
+    # While the bucket is reduced, the memory of this parameter's gradient, in the parameter's layout.
     gradient: torch.Tensor
     offset: int = 0
+    # The gradient of this backward pass is in place.
     ready: bool = False
 
     def __post_init__(self) -> None:
         self.address = self.gradient.data_ptr()
+        # When the bucket was made.
         self.kind = (self.parameter.dtype, self.parameter.device, self.parameter.shape)
 
 
@@ -45,29 +40,6 @@ def differs(slot: BucketSlot) -> bool:
     parameter = slot.parameter
     dtype, device, shape = slot.kind
     return parameter.dtype is not dtype or parameter.device != device or parameter.shape != shape
-
-
-def check_gradient(slot: BucketSlot, gradient: torch.Tensor) -> None:
-    """Refuse a gradient that cannot be replaced by its mean."""
-    if differs(slot):
-        dtype, device, shape = slot.kind
-        now = slot.parameter
-        raise HpctrainError(
-            "HT-parameter-changed-form",
-            "parameter {parameter!r} has become {dtype} {shape} on {device}; ht.distribute got it as "
-            "{before_dtype} {before_shape} on {before_device}",
-            "convert or move the model before ht.distribute, or give it to ht.distribute again after that",
-            exit_code=1,
-            parameter=slot.name,
-            dtype=now.dtype,
-            shape=tuple(now.shape),
-            device=now.device,
-            before_dtype=dtype,
-            before_shape=tuple(shape),
-            before_device=device,
-        )
-    if gradient.requires_grad:
-        refuse_graph(repr(slot.name))
 
 
 def refuse_graph(parameter: str) -> NoReturn:
@@ -84,11 +56,7 @@ def refuse_graph(parameter: str) -> NoReturn:
 
 
 class Bucket(ABC):
-    """Gradients that are reduced together.
-
-    Attributes:
-        missing: how many of them this backward pass has not made yet.
-    """
+    """Gradients that are reduced together; ``missing`` of them were not made yet by this backward pass."""
 
     slots: list[BucketSlot]
 
@@ -129,10 +97,7 @@ class FlatBucket(Bucket):
 
     Autograd makes a fresh tensor where a parameter has no gradient, so after ``zero_grad()`` each is copied into the
     buffer once. After ``zero_grad(set_to_none=False)`` autograd adds to the views of the buffer, and nothing is copied.
-
-    Args:
-        flags: how many further elements to put after the gradients.
-        wire: a narrower type in which gradients travel between nodes.
+    Behind the gradients there are ``flags`` further elements.
     """
 
     def __init__(
@@ -173,7 +138,8 @@ class FlatBucket(Bucket):
         if gradient is None:
             slot.gradient.zero_()
             return
-        check_gradient(slot, gradient)
+        if gradient.requires_grad:
+            refuse_graph(repr(slot.name))
         if gradient.is_sparse or gradient.data_ptr() != slot.address:
             slot.gradient.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
             slot.parameter.grad = slot.gradient
@@ -201,7 +167,8 @@ class LargeGradient(Bucket):
         if gradient is None:
             slot.gradient = torch.zeros_like(parameter)
             return
-        check_gradient(slot, gradient)
+        if gradient.requires_grad:
+            refuse_graph(repr(slot.name))
         if gradient.is_sparse or gradient.stride() != parameter.stride():
             # every rank's elements must lie in the same order
             slot.gradient = torch.empty_like(parameter).copy_(gradient.to_dense() if gradient.is_sparse else gradient)
@@ -235,8 +202,7 @@ def make_buckets(
 ) -> tuple[list[Bucket], torch.Tensor]:
     """Buckets in the order in which a backward pass is likely to fill them: the reverse of registration.
 
-    Returns:
-        The buckets, and the flags that are reduced with the last of them: one element a parameter.
+    The tensor has the flags that are reduced with the last of them: one element a parameter.
     """
     members = [
         BucketMember(nbytes=each.nbytes, kind=(each.dtype, each.device), dense=_is_dense(each))

@@ -43,30 +43,23 @@ class Axis(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a rank, or one of its worker processes, has made of a batch.
-
-    Attributes:
-        batch: as the script gets it, but with this rank's rows as plain tensors.
-        sizes: the dimension that counts rows in the tensor at each place, and how many of them each data rank has.
-        texts: how many texts are this rank's, in lists that have those of its samples; None where they have all.
-        reads_all: the collate_fn for which each rank reads all samples, "" if it reads its own.
-    """
+    """What a rank, or one of its worker processes, has made of a batch: this rank's rows as plain tensors."""
 
     batch: Any
+    # The dimension that counts rows in the tensor at each place, and how many of them each data rank has.
     sizes: Mapping[str, tuple[int, Sequence[int]]] = {}
+    # How many texts are this rank's, in lists that have those of its samples; None where they have all.
     texts: int | None = None
+    # The collate_fn for which each rank reads all samples.
     reads_all: str = ""
 
 
 class Collation:
-    """The ``collate_fn`` of a loader, for the ranks that divide its batches.
-
-    Args:
-        by_sample: whether ``collate`` treats each sample by itself, as a script states; PyTorch's own does.
-    """
+    """The ``collate_fn`` of a loader, for the ranks that divide its batches."""
 
     def __init__(self, collate: Callable[[Any], Any], *, by_sample: bool) -> None:
         self._collate = collate
+        # It treats each sample by itself, as a script states; PyTorch's own does.
         self.by_sample = by_sample or collate is default_collate
         self._axes: dict[str, Axis] | None = None
 
@@ -161,16 +154,12 @@ def _tell(part: Part, comm: Communicator) -> None:
     if part.reads_all in _told:
         return
     _told.add(part.reads_all)
-    if part.sizes:
-        comm.say(
-            f"every rank reads all samples of each batch: the collate_fn {part.reads_all} may pad or mix them. If it "
-            "treats each sample by itself, ht.shard(loader, collate_by_sample=True) lets each rank read its own only"
-        )
-    else:
-        comm.say(
-            f"every rank reads and computes all samples of each batch: the collate_fn {part.reads_all} makes no tensor "
-            "with a dimension that counts samples. With a DistributedSampler in place of ht.shard each rank has its own"
-        )
+    divided = "" if part.sizes else ", and computes them, since it makes no tensor with a dimension that counts samples"
+    comm.say(
+        f"every rank reads all samples of each batch for the collate_fn {part.reads_all}{divided}. If it treats each "
+        "sample by itself, ht.shard(loader, collate_by_sample=True) lets each rank read its own only. With a "
+        "DistributedSampler in place of ht.shard each rank has batches of its own"
+    )
 
 
 def changed(value: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:

@@ -27,13 +27,7 @@ _ON_BOTH = "cpu:gloo,cuda:nccl"
 
 
 class _Script:
-    """What the script has asked for.
-
-    Attributes:
-        joined: whether it has asked for the default group that there is.
-        backend: that it named for it.
-        recorded: whether its steps are recorded.
-    """
+    """Whether the script has asked for the default group, of which backend, and whether its steps are recorded."""
 
     joined = recorded = False
     backend: str | None = None
@@ -42,37 +36,13 @@ class _Script:
 _script = _Script()
 
 
-def _join_default_group(asked: str | None) -> Communicator:
-    """Join the run, and create torch.distributed's default group of its ranks unless there is one. Collective.
-
-    It also records the steps of the first optimizer.
-
-    Args:
-        asked: the backend of torch.distributed that the script asked for; None if it named none.
-    """
-    comm = current()
-    if "nccl" in (asked or "") and comm.backend in ("mpi", "gloo"):
-        raise HpctrainError(
-            "HT-backend-unfit",
-            "the script asks torch.distributed for {asked}, which is for tensors on GPUs, but --backend "
-            "{backend} moves tensors in the CPU's memory",
-            "choose --backend nccl, or train on CPUs: accelerator='cpu' in Lightning, ACCELERATE_USE_CPU=true for "
-            "Accelerate and Transformers",
-            asked=asked,
-            backend=comm.backend,
-        )
-    comm.process_group()
-    _record_steps(comm)
-    if comm.backend == "mpi":
-        _watch_training(comm)
-    return comm
-
-
 def init_process_group(original: Callable[..., None], *arguments: Any, **settings: Any) -> None:
     """``init_process_group``: one for all ranks joins the run's default group, others are PyTorch's ``original``."""
     _script.joined = _script.joined and dist.is_initialized()
     given = inspect.signature(original).bind(*arguments, **settings).arguments
-    own = given.get("store") is not None or given.get("init_method") not in (None, "env://", _own_address())
+    # The URL that a script makes of the variables of this run's store.
+    address = f"tcp://{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
+    own = given.get("store") is not None or given.get("init_method") not in (None, "env://", address)
     # Forks that a script starts as ranks of its own.
     own = own or (forks.is_fork() and given.get("world_size", -1) > 0)
     # PyTorch raises its own error for a second call; but the group of ht.init() is the one that a first call asks for.
@@ -81,11 +51,15 @@ def init_process_group(original: Callable[..., None], *arguments: Any, **setting
         _script.joined = True
         note_own_group()
         return
-    backend, limit = given.get("backend"), given.get("timeout")
-    if limit is not None:
+    if (limit := given.get("timeout")) is not None:
         os.environ[TIMEOUT.name] = f"{limit.total_seconds():g}"
-    _script.backend = None if backend is None else str(backend)
-    comm = _join_default_group(_script.backend)
+    asked = given.get("backend")
+    _script.backend = None if asked is None else str(asked)
+    comm = current()
+    comm.process_group()
+    _record_steps(comm)
+    if comm.backend == "mpi":
+        _watch_training(comm)
     _script.joined = True
     for name, found in (("rank", comm.rank), ("world_size", comm.size)):
         if given.get(name, -1) not in (-1, found):
@@ -115,11 +89,6 @@ def new_group(original: Callable[..., Any], *arguments: Any, **settings: Any) ->
     if bound.arguments.get("backend") == (_script.backend or "mpi") and isinstance(dist.group.WORLD, HpctrainGroup):
         bound.arguments["backend"] = None
     return original(*bound.args, **bound.kwargs)
-
-
-def _own_address() -> str:
-    """The URL that a script makes of the variables of this run's store."""
-    return f"tcp://{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
 
 
 def _record_steps(comm: Communicator) -> None:

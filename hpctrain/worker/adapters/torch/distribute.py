@@ -9,7 +9,7 @@ import torch
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.data_ranks import mesh_of
-from hpctrain.worker.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
+from hpctrain.worker.adapters.torch.broadcast import start_from_rank_0
 from hpctrain.worker.adapters.torch.reducer import GradientReducer
 from hpctrain.worker.adapters.torch.refusals import check_model, check_optimizer
 from hpctrain.worker.adapters.torch.steps import step_recorder, watch_steps
@@ -68,8 +68,8 @@ def distribute(
     gradients; ``bucket_mb`` then has no effect, and the guard compares what several ranks hold in common.
 
     Raises:
-        HpctrainError: no model or no optimizer, one that something else already parallelises, a layer without weights
-            yet, ranks with different models, or a wrong setting.
+        HpctrainError: no model or no optimizer, one that something else already parallelises, ranks with different
+            models, or a wrong setting.
     """
     optimizers = _optimizers(model, optimizer)
     check_model(model)
@@ -81,10 +81,7 @@ def distribute(
     bucket_bytes = comm.bucket_bytes if bucket_mb is None else bucket_mb * 1e6
     wire = wire_of(compression, _TYPES)
     division = _division(comm, model, optimizers, mesh, plan, wire, guard_every)
-    check_same_model(comm, model)
-    broadcast_model(comm, model)
-    for each in optimizers:
-        broadcast_optimizer(comm, each)
+    start_from_rank_0(comm, model, optimizers)
     synchronise_batch_norms(comm, model)
     if division is None or not division.divides_model:
         settings = Settings(bucket_bytes=bucket_bytes, wire=wire, guard_every=guard_every)

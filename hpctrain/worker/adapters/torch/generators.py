@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle  # to compare states, never to load them
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -56,7 +57,7 @@ class Generators:
         self._all: list[Generator] = [random._inst, np.random.mtrand._rand, torch.default_generator, *held]
 
     def states(self) -> list[Any]:
-        """The state of each."""
+        """The state of each of them."""
         return list(map(_state, self._all))
 
     def restore(self, states: list[Any]) -> None:
@@ -96,12 +97,8 @@ class OwnRandomNumbers:
     """Random numbers that depend on these keys alone, for code that draws from the process's generators.
 
     Args:
-        keys: what they depend on.
         held: further generators, which such code holds. Their states when this is made are keys too, so that those that
             a script seeded differently draw differently.
-
-    Attributes:
-        seed: what all random numbers depend on.
     """
 
     def __init__(self, *keys: int, held: Iterable[Generator] = ()) -> None:
@@ -127,24 +124,19 @@ class OwnRandomNumbers:
 class SampleNumbers:
     """Random numbers of a data set and a ``collate_fn``, which depend on a seed, the epoch, and the sample or batch.
 
-    They are equal for a sample wherever it is fetched: on any rank, and in any worker process.
-
-    Args:
-        salt: what all of them depend on.
-        data: the data set, whose generators and those of the process are seeded.
+    They are equal for a sample wherever it is fetched: on any rank, and in any worker process. The generators of the
+    process are seeded, and those that the data set and the ``collate_fn`` hold.
     """
 
     def __init__(self, salt: int, data: Any, collate: Any) -> None:
         self._salt = salt
         self._samples_draw = not is_plain(data)
         self._drawing = [source for source in (data, collate) if not is_plain(source)]
-        self._found: Generators | None = None
 
-    @property
+    @functools.cached_property
     def _generators(self) -> Generators:
-        if self._found is None:  # searched in the process that draws
-            self._found = Generators(generators_in(self._drawing, {}))
-        return self._found
+        """The generators, which are searched in the process that draws."""
+        return Generators(generators_in(self._drawing, {}))
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:

@@ -11,7 +11,6 @@ import torch
 import xxhash
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hpctrain.common.checkpoints.pieces import Box
 from hpctrain.worker.adapters.guard import Checksums, Guard
 from hpctrain.worker.adapters.torch.tensor_pieces import local_pieces, local_tensor
 from hpctrain.worker.comm import Communicator
@@ -22,22 +21,15 @@ def guard_over(
 ) -> Guard:
     """A guard over all parameters: one that is unfrozen later, and then not reduced, is caught by it.
 
-    Args:
-        parameters: names and parameters, the same on all ranks unless they are divided.
-        divided: whether the parameters are divided over the ranks, as DTensors or as stages of a pipeline; the same on
-            all ranks. Pieces that several ranks hold are compared among these. Collective then.
+    Parameters are the same on all ranks, unless the model is ``divided`` over them, as DTensors or as stages of a
+    pipeline: pieces that several ranks hold are compared among these then, and this is collective.
     """
-    whole: tuple[slice, ...] = ()
-    if divided:
-        held = [(name, each, slices, box) for name, each in parameters for slices, box in local_pieces(each)]
-    else:
-        held = [(name, each, whole, Box.whole(each.shape)) for name, each in parameters]
+    held = [(name, each, slices, box) for name, each in parameters for slices, box in local_pieces(each)]
     parts = [(tensor, slices) for _, tensor, slices, _ in held]
 
     def part(tensor: torch.Tensor, slices: tuple[slice, ...]) -> torch.Tensor:
         # Looked up in each call because a tensor may get other memory.
-        local = local_tensor(tensor).detach()
-        return local[slices] if slices else local
+        return local_tensor(tensor).detach()[slices]
 
     def not_finite() -> str:
         # A frozen one may be a mask of infinities.

@@ -22,24 +22,18 @@ from hpctrain.worker.comm import Communicator, current
 
 
 def mean_loss(total: torch.Tensor, count: torch.Tensor | float, *, comm: Communicator | None = None) -> torch.Tensor:
-    """The sum over the ranks of ``total``, divided by the sum over the ranks of ``count``. Collective.
-
-    See :func:`hpctrain.mean_loss`.
-    """
+    """The sum over the ranks of ``total``, divided by that of ``count``: see :func:`hpctrain.mean_loss`. Collective."""
     return _eagerly(comm or current(), "ht.mean_loss", total, count)
 
 
 def sum_loss(total: torch.Tensor, *, comm: Communicator | None = None) -> torch.Tensor:
-    """The sum over the ranks of ``total``. Collective.
-
-    See :func:`hpctrain.sum_loss`.
-    """
+    """The sum over the ranks of ``total``: see :func:`hpctrain.sum_loss`. Collective."""
     return _eagerly(comm or current(), "ht.sum_loss", total, None)
 
 
 def _over_ranks(comm: Communicator, name: str, total: Any, count: torch.Tensor | float | None) -> torch.Tensor:
     if not isinstance(total, torch.Tensor) or total.numel() != 1:
-        form = f"shape {tuple(total.shape)}" if isinstance(total, torch.Tensor) else f"type {type(total).__name__}"
+        form = f"shape {tuple(getattr(total, 'shape', ()))}"
         raise HpctrainError(
             "HT-not-one-number",
             "{call}: the total is of {form}, not one number",

@@ -51,12 +51,6 @@ class ModelOrder:
             self._group = comm.kept_group(_PURPOSE)
         return number
 
-    def model(self, number: int) -> str:
-        """The name of a model for messages, by its place in the order of the calls of ``ht.distribute``."""
-        # Another rank may still have a model that was dropped here.
-        reducer = self._living.get(number)
-        return f"model {number + 1}" + (f" ({reducer.title})" if reducer else "")
-
     def renew(self, comm: Communicator) -> None:
         """Start over with the remaining ranks after :meth:`Communicator.recover`. Collective."""
         self._rank, self.size = comm.rank, comm.size
@@ -101,10 +95,12 @@ class ModelOrder:
             raise
 
     def _differ(self, everyone: NDArray[np.int64]) -> HpctrainError:
-        sides = [
-            f"{self.model(number)} on rank {', '.join(map(str, np.flatnonzero(everyone == number)[:8]))}"
-            for number in np.unique(everyone)
-        ]
+        sides = []
+        for number in np.unique(everyone).tolist():
+            # Another rank may still have a model that was dropped here.
+            reducer = self._living.get(number)
+            name = f"model {number + 1}" + (f" ({reducer.title})" if reducer else "")
+            sides.append(f"{name} on rank {', '.join(map(str, np.flatnonzero(everyone == number)[:8]))}")
         return HpctrainError(
             "HT-ranks-reduce-differently",
             "the ranks' backward passes reach different models at the same time: {models}",

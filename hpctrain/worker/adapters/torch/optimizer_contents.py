@@ -21,20 +21,16 @@ Optimizer = torch.optim.Optimizer
 
 @dataclass
 class OptimizerFacts:
-    """What is known of an optimizer.
-
-    Attributes:
-        guard: that of the model whose first optimizer it is.
-        reduced_elsewhere: whether FSDP2 or a pipeline reduces the gradients of its model.
-        within: whether another optimizer holds it, so that its steps are made within those of that one.
-        checked: whether it was found to be one that waits for reduced gradients.
-        others: the ids of the parameters that it updates and that belong to no model of ``ht.distribute``.
-    """
+    """What is known of an optimizer, and the guard of the model whose first optimizer it is."""
 
     guard: Guard | None = None
+    # By FSDP2 or a pipeline.
     reduced_elsewhere: bool = False
+    # Another optimizer holds it, so that its steps are made within those of that one.
     within: bool = False
+    # It was found to be one that waits for reduced gradients.
     checked: bool = False
+    # The ids of the parameters that it updates and that belong to no model of ht.distribute.
     others: set[int] = field(default_factory=set)
 
 
@@ -42,7 +38,7 @@ _facts: weakref.WeakKeyDictionary[Optimizer, OptimizerFacts] = weakref.WeakKeyDi
 
 
 def facts_of(optimizer: Optimizer) -> OptimizerFacts:
-    """What is known of an optimizer."""
+    """The facts of an optimizer, which live as long as it does."""
     return _facts.setdefault(optimizer, OptimizerFacts())
 
 
@@ -70,14 +66,9 @@ def parameters_of(optimizer: Optimizer) -> Iterator[torch.nn.Parameter]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
-def set_whole(part: torch.nn.Parameter, parameter: torch.nn.Parameter) -> None:
-    """Record the parameter that a part belongs to."""
-    part._hpctrain_whole = parameter  # type: ignore[attr-defined]
-
-
 def whole_of(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
     """The model's parameter that an optimizer's parameter is a part of, or that parameter itself."""
-    # Where ranks divide the state of an optimizer (ZeRO 1).
+    # Recorded where ranks divide the state of an optimizer (ZeRO 1).
     whole: torch.nn.Parameter = getattr(parameter, "_hpctrain_whole", parameter)
     return whole
 
@@ -102,12 +93,9 @@ def optimizer_tensors(parameters: Named, optimizer: torch.optim.Optimizer) -> di
 def load_optimizer(
     parameters: Named, optimizer: torch.optim.Optimizer, state: Mapping[str, NDArray[Any]], prefix: str
 ) -> None:
-    """Replace an optimizer's state by a saved one, for the parameters that this rank has a part of.
+    """Replace an optimizer's state by one saved on any mesh, for the parameters that this rank has a part of.
 
-    Args:
-        parameters: this rank's parameters with their names. The state may have more, of other stages of a pipeline.
-        state: arrays that were saved on any mesh.
-        prefix: what the names of the optimizer's arrays in ``state`` begin with.
+    The names of its arrays in ``state`` begin with ``prefix``. It may have more, of other stages of a pipeline.
     """
     updated = _updated(parameters, optimizer)
     indices = {name: index for index, (name, _) in updated.items()}

@@ -10,27 +10,18 @@ from typing import Any
 import numpy as np
 import xxhash
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
-from torch.utils.weak import WeakIdKeyDictionary
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.generators import OwnRandomNumbers, generators_in
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.sampling import batch_count, epoch_order, global_batches
 
-# How many batches of a sampler are drawn at once: without a length, and at most.
-_AHEAD, _MOST = 64, 4096
-# The epoch that an object then had.
-_told = WeakIdKeyDictionary()
+# How many batches of a sampler are drawn, and sent to the other ranks, at once.
+_AHEAD = 64
 
 
 def order_of(loader: DataLoader[Any], comm: Communicator, *, seed: int) -> Order:
     """The order of a loader: hpctrain's own if it goes once through the data set, that of its sampler otherwise."""
-    if loader.batch_sampler is None:
-        raise HpctrainError(
-            "HT-shard-wrong-data",
-            "ht.shard needs a loader with a batch_size",
-            "DataLoader(dataset, batch_size=…)",
-        )
     sampler: Any = loader.sampler
     # A sampler's class may be another's child, with an order of its own.
     once = type(sampler) is SequentialSampler or (_shuffles(sampler) and not sampler.replacement)
@@ -52,7 +43,15 @@ def refuse_divided(loader: DataLoader[Any]) -> None:
     inner = getattr(loader.batch_sampler, "sampler", None)
     for each in (loader.batch_sampler, inner, loader.sampler, data, getattr(data, "_distributed", None)):
         if _parts_of(each) != 1:
-            raise divided_already(type(each).__name__)
+            kind = type(each).__name__
+            raise HpctrainError(
+                "HT-shard-divided-already",
+                "the {kind} divides the samples over the ranks already, and ht.shard divides each batch",
+                f"leave the {kind} out: every rank gives ht.shard the whole data, and each sample is seen once. Or "
+                "leave ht.shard out: each rank's batches are then its own, and gradients are averaged as in "
+                "DistributedDataParallel",
+                kind=kind,
+            )
 
 
 def _parts_of(divided: Any) -> int:
@@ -61,27 +60,11 @@ def _parts_of(divided: Any) -> int:
     return found.get("num_replicas", found.get("world_size", 1)) if "rank" in found else 1
 
 
-def divided_already(kind: str) -> HpctrainError:
-    """The error for what divides the samples over the ranks itself."""
-    return HpctrainError(
-        "HT-shard-divided-already",
-        "the {kind} divides the samples over the ranks already, and ht.shard divides each batch",
-        f"leave the {kind} out: every rank gives ht.shard the whole data, and each sample is seen once. Or leave "
-        "ht.shard out: each rank's batches are then its own, and gradients are averaged as in DistributedDataParallel",
-        kind=kind,
-    )
-
-
 class _OwnOrder:
-    """Each sample once an epoch, in the data set's order or in one that depends on the seed and the epoch alone.
+    """Each sample once an epoch, in the data set's order or in one that depends on the seed and the epoch alone."""
 
-    Attributes:
-        identity: what decides, together with the epoch, which samples are in a global batch.
-        traced: whether a sampler of the script decides the order: an epoch that is continued has to be compared with
-            what was drawn of it before, and an index need be no number, nor come once. Otherwise each comes once.
-        told: the script's objects whose order depends on the epoch that they are told.
-    """
-
+    # Whether a sampler of the script decides the order: an epoch that is continued has to be compared with what was
+    # drawn of it before, and an index need be no number, nor come once.
     traced = False
     told: tuple[Any, ...] = ()
 
@@ -128,15 +111,6 @@ class _SamplerOrder:
         return len(self._batches)  # type: ignore[arg-type]
 
     def batches(self, epoch: int) -> Iterator[list[Any]]:
-        return filter(None, self._agreed(epoch))
-
-    def _agreed(self, epoch: int) -> Iterator[list[Any]]:
-        """The global batches, on all ranks."""
-        try:
-            # One more than there are, so that one message says that they have ended.
-            count = min(len(self) + 1, _MOST)
-        except TypeError:
-            count = _AHEAD
         numbers = OwnRandomNumbers(self._seed, epoch, held=self._held)
         drawn: Iterator[list[Any]] | None = None
         while True:
@@ -145,8 +119,10 @@ class _SamplerOrder:
             if self._comm.rank == 0:
                 try:
                     with numbers.in_use():
-                        drawn = drawn or self._begin(epoch)
-                        chunk = list(itertools.islice(drawn, count))
+                        if drawn is None:
+                            set_epoch(epoch, *self.told)
+                            drawn = map(list, iter(self._batches))  # type: ignore[arg-type]
+                        chunk = list(itertools.islice(drawn, _AHEAD))
                 except Exception as error:
                     failure = error
             chunk, failed = self._comm.agreement().broadcast((chunk, repr(failure) if failure else ""))
@@ -156,13 +132,9 @@ class _SamplerOrder:
                     "the loader's sampler failed on rank 0, which draws for all ranks: {reason}",
                     reason=failed,
                 ) from failure
-            yield from chunk
-            if len(chunk) < count:
+            yield from filter(None, chunk)
+            if len(chunk) < _AHEAD:
                 return
-
-    def _begin(self, epoch: int) -> Iterator[list[Any]]:
-        set_epoch(epoch, *self.told)
-        return map(list, iter(self._batches))  # type: ignore[arg-type]
 
 
 Order = _OwnOrder | _SamplerOrder
@@ -173,16 +145,6 @@ def set_epoch(epoch: int, *objects: Any) -> None:
     for each in objects:
         if callable(method := getattr(each, "set_epoch", None)):
             method(epoch)
-            _told[each] = getattr(each, "epoch", None)
-
-
-def epoch_said_to(*objects: Any) -> int | None:
-    """The epoch that the script has told one of these since :func:`set_epoch`; None if it has not."""
-    for each in objects:
-        epoch = getattr(each, "epoch", None) if callable(getattr(each, "set_epoch", None)) else None
-        if isinstance(epoch, int) and epoch != _told.get(each):
-            return epoch
-    return None
 
 
 def _identity(loader: DataLoader[Any], seed: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Literal
 
 import torch
@@ -31,13 +32,8 @@ reduced: set[int] = set()
 _numbers = itertools.count()
 
 
-class _Syncing:
-    """Whether gradients are reduced."""
-
-    on = True
-
-
-_syncing = _Syncing()
+# Whether gradients are reduced.
+_syncing = SimpleNamespace(on=True)
 
 
 @contextmanager
@@ -59,7 +55,6 @@ class GradientReducer:
 
     Args:
         title: the model's class, for messages.
-        bucket_bytes: a bucket is closed when it holds this much.
         wire: a narrower type in which gradients travel between nodes.
         at_end: called after each backward pass, when the gradients are reduced.
 
@@ -68,6 +63,7 @@ class GradientReducer:
         communication_seconds: how long the last ``backward()`` waited for reductions after its last gradient.
         managed: the ids of the parameters.
         number: its place among the reducers of these ranks.
+        running: whether a backward pass has begun and not ended: between two of them, that an error ended it.
     """
 
     def __init__(
@@ -93,7 +89,7 @@ class GradientReducer:
         # By the ids of the parameters.
         self._slots: dict[int, BucketSlot] = {}
         self._launched = 0
-        self._running = False
+        self.running = False
         # Whether hooks that the script registered after these may still change gradients of this backward pass.
         self._held = False
         self._left = False
@@ -108,8 +104,7 @@ class GradientReducer:
     def manage(self, parameters: Sequence[Named]) -> None:
         """Reduce the gradients of these parameters from now on, and of no others. Between two backward passes.
 
-        Args:
-            parameters: names and parameters that require a gradient, in the same order on every rank.
+        They require a gradient, and come in the same order on every rank.
         """
         self._copy_gradients()
         own = {id(parameter) for _, parameter in parameters}
@@ -125,11 +120,6 @@ class GradientReducer:
         if self.comm.size > 1:
             self._take_buckets()
             self._register()
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether an error ended the last backward pass, asked between two of them."""
-        return self._running
 
     def gradients(self) -> list[torch.Tensor]:
         """The gradients of the last backward pass, those of a bucket together."""
@@ -147,7 +137,7 @@ class GradientReducer:
         self._order.renew(self.comm)
         self._take_buckets()
         self._launched = 0
-        self._running = self._held = False
+        self.running = self._held = False
 
     @property
     def changed(self) -> bool:
@@ -187,7 +177,7 @@ class GradientReducer:
 
     def _begin(self) -> None:
         """At the first gradient of a backward pass, ask autograd to call back at its end."""
-        if self._running:
+        if self.running:
             return
         if self._left:
             raise HpctrainError(
@@ -195,7 +185,7 @@ class GradientReducer:
                 "backward() of a model that ht.distribute got, after ht.shutdown()",
                 exit_code=1,
             )
-        self._running = True
+        self.running = True
         self.comm.passes += 1
         self._start = time.perf_counter()
         self.timeline = []
@@ -256,14 +246,6 @@ class GradientReducer:
     def reduce_present(self) -> None:
         """Reduce the gradients that are there and were not reduced in this backward pass. Collective."""
         unused = self._fill_rest()
-        self._reduce_rest()
-        for index, slot in unused.items():
-            if self._used[index] > 0:
-                slot.parameter.grad = slot.gradient
-        self._end()
-
-    def _reduce_rest(self) -> None:
-        """Start the remaining reductions, and wait for all."""
         while self._launched < len(self._buckets):
             self._launch()
         self._order.done(self)
@@ -272,13 +254,14 @@ class GradientReducer:
             if self._same and not bucket.index:
                 self._same.after(bucket.numbers())
             self._note("finished", bucket.index)
-
-    def _end(self) -> None:
+        for index, slot in unused.items():
+            if self._used[index] > 0:
+                slot.parameter.grad = slot.gradient
         self._used.fill_(1)
         for bucket in self._buckets:
             bucket.reset()
         self._launched = 0
-        self._running = self._held = False
+        self.running = self._held = False
 
     def _fill_rest(self) -> dict[int, BucketSlot]:
         """Fill the slots whose gradient did not come in this backward pass; returns those of unused parameters by flag.
@@ -308,9 +291,8 @@ _COMPARED = 3
 
 
 class SameGradients:
-    """Compares, in the first backward passes of a model, rank 0's gradients with the mean over the ranks.
+    """Tells ranks that compute the same batches, as those of a script without ``ht.shard``, that they gain nothing.
 
-    Ranks that compute the same batches, as those of a script without ``ht.shard``, gain nothing, and are told.
     One parameter's gradient may not depend on the samples, as that of a last bias; those of a whole bucket do.
     """
 
@@ -320,7 +302,7 @@ class SameGradients:
         self._own: list[torch.Tensor] = []
 
     def before(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Keep rank 0's gradients."""
+        """Keep rank 0's gradients in the first backward passes."""
         if self._left:
             self._own = [gradient.clone() for gradient in gradients]
 
@@ -328,7 +310,11 @@ class SameGradients:
         """Compare them with the means, and tell the script in the last of the passes if they were equal in all."""
         if not self._left:
             return
-        equal = len(means) == len(self._own) and all(map(self._equal, self._own, means))
+        equal = len(means) == len(self._own)
+        for own, mean in zip(self._own, means, strict=False):
+            # A sum of equal numbers may be rounded.
+            tolerance = self._comm.size * torch.finfo(own.dtype).eps
+            equal = equal and bool(own.any()) and torch.allclose(own, mean, rtol=tolerance, atol=0.0)
         self._own = []
         self._left = self._left - 1 if equal else 0
         if equal and not self._left and not self._comm.divides_batches:
@@ -337,8 +323,3 @@ class SameGradients:
                 "loader = ht.shard(loader) divides each batch over them. Tensors without a loader need one: "
                 "ht.shard(DataLoader(TensorDataset(x, y), batch_size=len(x)))"
             )
-
-    def _equal(self, own: torch.Tensor, mean: torch.Tensor) -> bool:
-        # A sum of equal numbers may be rounded.
-        tolerance = self._comm.size * torch.finfo(own.dtype).eps
-        return bool(own.any()) and torch.allclose(own, mean, rtol=tolerance, atol=0.0)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import torch
-from torch.nn.parameter import is_lazy
 
 from hpctrain.common.errors import HpctrainError
 
@@ -33,13 +30,11 @@ def wrapper(module: torch.nn.Module) -> str | None:
 
 
 def check_model(model: torch.nn.Module) -> None:
-    """Refuse a model that is already parallel, or whose parameters do not exist yet."""
+    """Refuse a model that is already parallel."""
     for name, module in model.named_modules():
         if kind := wrapper(module):
             refuse_wrapped(f"{f'its part {name!r}' if name else 'the model'} is wrapped in {kind}")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if is_lazy(tensor):
-            refuse_lazy(name)
         if type(tensor).__name__ == "DTensor" or type(tensor.data).__name__ == "DTensor":
             refuse_wrapped(f"{name!r} is a DTensor, of which this rank holds a part")
 
@@ -58,16 +53,6 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         for package, words in _OPTIMIZERS.items():
             if f"{kind.__module__}.".startswith(f"{package}."):
                 refuse_wrapped(f"the optimizer is {words}")
-
-
-def refuse_lazy(name: str) -> NoReturn:
-    """Raise HpctrainError for a parameter or buffer without a shape."""
-    raise HpctrainError(
-        "HT-model-not-built",
-        "{name!r} has no shape yet: its layer is lazy and has seen no batch",
-        "call the model on one batch before ht.distribute, and make the optimizer after that",
-        name=name,
-    )
 
 
 def refuse_wrapped(what: str) -> None:

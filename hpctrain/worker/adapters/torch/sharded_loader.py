@@ -5,25 +5,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import xxhash
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.adapters.recording import note_data_position, warn_of_data_restart
 from hpctrain.worker.adapters.torch import batch
-from hpctrain.worker.adapters.torch.orders import epoch_said_to, refuse_divided, set_epoch
-from hpctrain.worker.adapters.torch.sources import MapSource, Place, Source
+from hpctrain.worker.adapters.torch.orders import refuse_divided, set_epoch
+from hpctrain.worker.adapters.torch.sources import MapSource, Place
 from hpctrain.worker.adapters.torch.streams import StreamSource
 from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.comm.deadlocks import mismatch_error
 from hpctrain.worker.comm.rank_run import run
 from hpctrain.worker.comm.script_location import script_line
 
-T = TypeVar("T")
+Source = MapSource | StreamSource
 
 
 class _Loaders:
@@ -91,20 +91,18 @@ class ShardedLoader:
     ) -> None:
         self._comm = comm
         comm.divides_batches = True
-        _refuse_loaded_state(loader)
         self._evaluation = evaluation
         self._started = 0
         refuse_divided(loader)
         self._given = loader
-        make = StreamSource if isinstance(loader.dataset, IterableDataset) else MapSource
-        self._source: Source = make(loader, comm, seed=seed, by_sample=by_sample)
+        make: type[Source] = StreamSource if isinstance(loader.dataset, IterableDataset) else MapSource
+        self._source = make(loader, comm, seed=seed, by_sample=by_sample)
         self._loader = self._source.loader
         self._epochs = Epochs(comm, loader, self._source.identity)
         if comm.size > 1:
             comm.agreement()  # formed here, where all ranks are
         # Where the next iteration begins, and the place behind the last batch that the script was given.
         self._next = self._handed_out = Place(self._epochs.first)
-        self._hear_epoch()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -115,10 +113,8 @@ class ShardedLoader:
         return len(self._source)
 
     def __iter__(self) -> Iterator[Any]:
-        _refuse_loaded_state(self._given)
         if not self._evaluation:
             warn_of_data_restart(self._comm)
-        self._hear_epoch()
         place = self._next
         require_all_ranks(self._comm, self._epochs.number, place)
         set_epoch(place.epoch, *self._source.told)
@@ -137,19 +133,12 @@ class ShardedLoader:
     def set_epoch(self, epoch: int) -> None:
         """Make the next ``iter()`` that epoch, whose order depends on its number and the seed alone.
 
-        It begins at its first batch; or where :meth:`load_state_dict` has put it, if that was in this epoch. A call of
-        ``set_epoch`` of the script's sampler or stream does the same.
+        It begins at its first batch; or where :meth:`load_state_dict` has put it, if that was in this epoch. A sampler
+        or stream of the script that has a ``set_epoch`` is told it when the epoch begins.
         """
         note_data_position()
         if epoch != self._next.epoch:
             self._next = self._handed_out = Place(epoch)
-
-    def _hear_epoch(self) -> None:
-        """Take the epoch that the script has told its sampler or stream."""
-        if (epoch := epoch_said_to(*self._source.told)) is not None:
-            set_epoch(epoch, *self._source.told)
-            if epoch != self._next.epoch:
-                self.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """The place of the batch after the last that the script was given, whatever was read ahead.
@@ -190,7 +179,12 @@ class ShardedLoader:
         self._next = self._handed_out = Place(state["epoch"], state["batches"], state.get("order", 0.0))
 
     def _draw(self, drawn: Iterator[tuple[Any, Place]], epoch: int, started: int) -> Iterator[Any]:
-        for drawn_batch, after in _read(drawn):
+        while True:
+            with run.times.reads():
+                following = next(drawn, None)
+            if following is None:
+                break
+            drawn_batch, after = following
             if self._loader.persistent_workers and started != self._started:
                 raise HpctrainError(
                     "HT-loader-two-iterators",
@@ -203,28 +197,6 @@ class ShardedLoader:
             yield drawn_batch
         if started == self._started:
             self._handed_out = Place(epoch + 1)
-
-
-def _read(drawn: Iterator[T]) -> Iterator[T]:
-    """Give the same batches, and count the time that each one takes to draw as waiting for samples."""
-    while True:
-        with run.times.reads():
-            try:
-                made = next(drawn)
-            except StopIteration:
-                return
-        yield made
-
-
-def _refuse_loaded_state(loader: DataLoader[Any]) -> None:
-    """Refuse a state that was loaded into torchdata's StatefulDataLoader itself."""
-    if getattr(loader, "next_iter_state", None) is not None:
-        raise HpctrainError(
-            "HT-loader-bad-state",
-            "a state was loaded into this {kind}, which ht.shard does not use",
-            "load_state_dict of what ht.shard returns takes what its state_dict() returned",
-            kind=type(loader).__name__,
-        )
 
 
 def shard(
@@ -256,8 +228,7 @@ def shard(
     ranks compare a few numbers of each batch before the script gets it, and refuse streams that differ.
 
     The ranks compare the loader's settings, the length of its data set, the indices of a ``Subset``, and with the first
-    batch a few samples.
-    All of them have to read the loader, at the same places of the script.
+    batch a few samples. All of them have to read the loader, at the same places of the script.
 
     Args:
         data: a loader that makes batches.
@@ -273,14 +244,12 @@ def shard(
             ranks that were given different data or settings.
     """
     comm = comm or current()
-    if not isinstance(data, DataLoader):
+    # A DataLoader divides a pipe over its workers where it sees one, and here it would not.
+    if not isinstance(data, DataLoader) or data.batch_sampler is None or isinstance(data.dataset, IterDataPipe):
         raise HpctrainError(
-            "HT-argument-not-valid",
-            "{module}.{kind} is not {wanted}",
-            "DataLoader(dataset, batch_size=…)",
-            module=type(data).__module__,
-            kind=type(data).__name__,
-            wanted="a torch DataLoader, which ht.shard divides",
+            "HT-shard-wrong-data",
+            "ht.shard needs a DataLoader with a batch_size, over a data set of single samples, which a pipe is not",
+            "DataLoader(dataset, batch_size=…); for a stream, class Samples(IterableDataset) with __iter__",
         )
     if data_place(comm).ranks > 1:
         batch.install()

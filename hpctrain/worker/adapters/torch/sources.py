@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -32,12 +32,9 @@ T = TypeVar("T")
 
 
 class Place(NamedTuple):
-    """A place in the order of a loader's samples.
+    """A place in the order of a loader's samples: an epoch, and how many of its global batches come before.
 
-    Attributes:
-        epoch: the epoch.
-        batches: how many of its global batches come before.
-        trace: a number that says which samples those had; 0 where the other attributes decide that.
+    ``trace`` is a number that says which samples those had; 0 where the other attributes decide that.
     """
 
     epoch: int = 0
@@ -46,23 +43,19 @@ class Place(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A global batch, as a worker hands it on.
+    """A global batch, as a worker hands it on, with the place in the order behind it."""
 
-    Attributes:
-        part: this rank's part, collated; None if the batch is passed over.
-        after: the place behind it.
-        samples: their number; None where it is known without reading.
-        looks: what a few samples look like, by their indices, for the ranks to compare; mostly empty.
-    """
-
+    # None if the batch is passed over.
     part: Part | None
     after: Place
+    # How many samples it has; None where that is known without reading.
     samples: int | None = None
+    # What a few samples look like, by their indices, for the ranks to compare.
     looks: Mapping[Any, Sample] = {}
 
 
-class Source(ABC):
-    """Draws the batches of a loader.
+class MapSource:
+    """Reads a map-style data set, in the order of its loader or of hpctrain's own.
 
     Attributes:
         loader: a loader of this rank's parts.
@@ -71,36 +64,8 @@ class Source(ABC):
         told: the script's objects whose order depends on the epoch that they are told.
     """
 
-    loader: DataLoader[Any]
-    identity: dict[str, Any]
-    traced = False
-    told: tuple[Any, ...] = ()
-
-    def __init__(self, comm: Communicator) -> None:
-        self.comm = comm
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def begin(self, place: Place, *, look: bool) -> Iterator[tuple[Any, Place]]:
-        """Begin to read an epoch from this place on: each batch, as the script gets it, and the place behind it.
-
-        Args:
-            look: whether the ranks compare a few samples.
-        """
-
-    def compare(self, read: Read) -> None:
-        """Refuse samples that look different on another rank. Collective where there are some to look at."""
-        if read.looks and self.comm.size > 1:
-            compare_samples(self.comm.agreement().gather(read.looks))
-
-
-class MapSource(Source):
-    """Reads a map-style data set, in the order of its loader or of hpctrain's own."""
-
     def __init__(self, loader: DataLoader[Any], comm: Communicator, *, seed: int, by_sample: bool) -> None:
-        super().__init__(comm)
+        self._comm = comm
         self._order: Order = order_of(loader, comm, seed=seed)
         self.identity, self.traced, self.told = self._order.identity, self._order.traced, self._order.told
         compare_loaders(comm, loader, self.identity)
@@ -114,15 +79,20 @@ class MapSource(Source):
         return len(self._order)
 
     def begin(self, place: Place, *, look: bool) -> Iterator[tuple[Any, Place]]:
+        """Begin to read an epoch from this place on: each batch, as the script gets it, and the place behind it.
+
+        Args:
+            look: whether the ranks compare a few samples.
+        """
         # The loader's workers read ahead of the training.
         self._wanted.batches = self._batches(place, sample_indices(self._samples) if look else ())
         return self._follow(iter(self.loader))
 
     def _follow(self, batches: Iterator[Read]) -> Iterator[tuple[Any, Place]]:
         for read in batches:
-            self.compare(read)
+            compare_looks(self._comm, read)
             assert read.part is not None
-            yield joined(read.part, self.comm), read.after
+            yield joined(read.part, self._comm), read.after
 
     def _batches(self, place: Place, looks: Sequence[int]) -> Iterator[_Wanted]:
         """The batches from a place on; the first of them with samples to look at."""
@@ -134,28 +104,28 @@ class MapSource(Source):
             # A sampler may give a sample twice.
             keys = range(samples, samples + len(indices)) if self.traced else indices
             if at.batches >= place.batches:
-                yield _Wanted(indices, keys, data_place(self.comm), after, looks)
+                yield _Wanted(indices, keys, data_place(self._comm), after, looks)
                 looks = ()
             at, samples = after, samples + len(indices)
         if at.batches <= place.batches:
             require_same_order(at, place)
 
 
-class _Wanted(NamedTuple):
-    """A global batch that is to be read.
+def compare_looks(comm: Communicator, read: Read) -> None:
+    """Refuse samples that look different on another rank. Collective where there are some to look at."""
+    if read.looks and comm.size > 1:
+        compare_samples(comm.agreement().gather(read.looks))
 
-    Attributes:
-        indices: its samples.
-        keys: what their random numbers depend on: the index, or the sample's place in an epoch that may have it twice.
-        place: which of the samples are this rank's.
-        after: the place in the order behind it.
-        looks: the indices of samples that the ranks compare.
-    """
+
+class _Wanted(NamedTuple):
+    """A global batch that is to be read, with the place in the order behind it."""
 
     indices: list[Any]
+    # What random numbers depend on: the index, or the sample's place in an epoch that may have it twice.
     keys: Sequence[int]
     place: DataPlace
     after: Place
+    # The indices of samples that the ranks compare.
     looks: Sequence[int]
 
 
@@ -169,11 +139,7 @@ class _WantedBatches(torch.utils.data.Sampler[_Wanted]):
 
 
 class _Batches(Dataset[Read]):
-    """This rank's part of the global batches of a data set, by what is wanted of them.
-
-    Attributes:
-        data: the data set of the script.
-    """
+    """This rank's part of the global batches of the script's data set, by what is wanted of them."""
 
     def __init__(self, data: Any, collation: Collation, numbers: SampleNumbers) -> None:
         self.data = data
@@ -187,7 +153,7 @@ class _Batches(Dataset[Read]):
         self._draws = torch.zeros(1, dtype=torch.bool, device="cpu").share_memory_()
 
     def __getitem__(self, wanted: _Wanted) -> Read:
-        looks = {index: self._look(index) for index in wanted.looks}
+        looks = {index: self._look_at(index) for index in wanted.looks}
         return Read(self._drawn(wanted), wanted.after, looks=looks)
 
     def _drawn(self, wanted: _Wanted) -> Part:
@@ -205,13 +171,18 @@ class _Batches(Dataset[Read]):
         samples = read(wanted, self._collation.fetched(total, wanted.place))
         return self._collation(samples, total, wanted.place)
 
-    def _look(self, index: int) -> Sample:
-        def fetch() -> Any:
-            self._numbers.of_sample(0, index)
-            return self.data[index]
-
-        with self._numbers.in_use():
-            return look_at(fetch)
+    def _look_at(self, index: int) -> Sample:
+        """What a sample looks like; None for one that cannot be fetched, which is left to the training."""
+        summaries = []
+        with self._numbers.in_use(), contextlib.suppress(Exception):
+            for _ in range(2):
+                self._numbers.of_sample(0, index)
+                summaries.append(summarise(self.data[index]))
+        if len(summaries) < 2:
+            return None
+        first, second = summaries
+        # What a data set draws with generators that nobody can seed differs between two fetches.
+        return {name: RANDOM if second.get(name, RANDOM).differs(leaf) else leaf for name, leaf in first.items()}
 
     def _read(self, wanted: _Wanted, part: slice) -> Any:
         indices = wanted.indices[part]
@@ -245,7 +216,7 @@ def reading(data: Dataset[Read], loader: DataLoader[Any], **settings: Any) -> Da
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
-        worker_init_fn=_WorkerBegin(begin) if begin else None,
+        worker_init_fn=functools.partial(_begin_worker, begin) if begin else None,
         multiprocessing_context=loader.multiprocessing_context,
         generator=loader.generator,
         prefetch_factor=loader.prefetch_factor,
@@ -258,16 +229,11 @@ def _as_it_is(made: T) -> T:
     return made
 
 
-class _WorkerBegin:
-    """The ``worker_init_fn`` of a script, which may look for its data set in the worker's information."""
-
-    def __init__(self, begin: Callable[[int], None]) -> None:
-        self._begin = begin
-
-    def __call__(self, worker: int) -> None:
-        info: Any = get_worker_info()
-        object.__setattr__(info, "dataset", info.dataset.data)  # the object itself refuses assignments
-        self._begin(worker)
+def _begin_worker(begin: Callable[[int], None], worker: int) -> None:
+    """Call the ``worker_init_fn`` of a script, which may look for its data set in the worker's information."""
+    info: Any = get_worker_info()
+    object.__setattr__(info, "dataset", info.dataset.data)  # the object itself refuses assignments
+    begin(worker)
 
 
 def require_same_order(found: Place, wanted: Place) -> None:
@@ -298,41 +264,26 @@ _ALIKE = "give DataLoader and ht.shard the same settings on every rank"
 
 
 def compare_loaders(comm: Communicator, loader: DataLoader[Any], identity: Mapping[str, Any]) -> None:
-    """Refuse loaders that differ between ranks. Collective.
-
-    Args:
-        identity: what decides which samples are in a batch.
-    """
+    """Refuse loaders that differ between ranks, or whose batches have other samples (``identity``). Collective."""
     if comm.size == 1:
         return
     data: Any = loader.dataset
     samples = len(data) if hasattr(data, "__len__") else 0
     facts = {"the number of samples": (str(samples), WHOLE)}
-    facts |= {f"the indices of {name}": (text, _SEEDED) for name, text in _indices(data)}
+    name, inner = "Subset", data
+    while isinstance(inner, Subset):
+        facts[f"the indices of {name}"] = (
+            f"hash {xxhash.xxh3_64_hexdigest(np.asarray(inner.indices).tobytes())}",
+            _SEEDED,
+        )
+        name, inner = f"{name}.dataset", inner.dataset
     settings: dict[str, Any] = {
         "the kind of data set": type(data).__name__,
         "the sampler": type(loader.sampler).__name__,
+        # The workers decide the order of a stream, and where a collate_fn is tried.
+        "num_workers": loader.num_workers,
+        "prefetch_factor": loader.prefetch_factor,
     }
-    # The workers decide the order of a stream, and where a collate_fn is tried.
-    settings |= {"num_workers": loader.num_workers, "prefetch_factor": loader.prefetch_factor}
     settings |= {name: value for name, value in identity.items() if name not in ("samples", "sampler", "workers")}
     facts |= {name: (str(value), _ALIKE) for name, value in settings.items()}
     compare(comm, facts)
-
-
-def look_at(fetch: Callable[[], Any]) -> Sample:
-    """What a sample looks like; None for one that cannot be fetched, which is left to the training."""
-    with contextlib.suppress(Exception):
-        first, second = summarise(fetch()), summarise(fetch())
-        # What its data set draws with generators that nobody can seed differs between two fetches.
-        return {name: RANDOM if second.get(name, RANDOM).differs(leaf) else leaf for name, leaf in first.items()}
-    return None
-
-
-def _indices(data: Any, name: str = "Subset") -> Iterator[tuple[str, str]]:
-    """The indices of a Subset, and of the one within it, as texts by name."""
-    if isinstance(data, Subset):
-        indices = np.asarray(data.indices)
-        shown = ", ".join(map(str, indices[:6].tolist())) + (", …" if len(indices) > 6 else "")
-        yield name, f"[{shown}], hash {xxhash.xxh3_64_hexdigest(indices.tobytes())[:8]}"
-        yield from _indices(data.dataset, f"{name}.dataset")

@@ -17,13 +17,7 @@ from hpctrain.worker.adapters.torch.batch.ranks import known_ranks
 from hpctrain.worker.adapters.torch.optimizer_contents import facts_of, learning_rate
 from hpctrain.worker.adapters.torch.reducer import GradientReducer
 from hpctrain.worker.adapters.torch.refusals import check_optimizer
-from hpctrain.worker.adapters.torch.trainable import (
-    have_any,
-    is_reduced,
-    records,
-    take_changed,
-    updated_by,
-)
+from hpctrain.worker.adapters.torch.trainable import have_any, is_reduced, records, take_changed, updated_by
 from hpctrain.worker.comm import Communicator
 
 Optimizer = torch.optim.Optimizer
@@ -78,7 +72,7 @@ def _reduce_new(optimizer: Optimizer) -> None:
 
 
 def _check_ended(everyone: Iterable[GradientReducer]) -> None:
-    if not any(reducer.interrupted for reducer in everyone):
+    if not any(reducer.running for reducer in everyone):
         return
     if torch._C._current_graph_task_id() != -1:
         raise HpctrainError(
@@ -127,13 +121,11 @@ def mean_loss(comm: Communicator, closure: Closure) -> Any:
     LBFGS chooses the length and number of its steps by it; ranks that chose differently would wait for each other.
     """
     loss = closure()
-    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-        return loss.detach().new_full(loss.shape, _mean(comm, loss.item()))
-    return _mean(comm, loss) if isinstance(loss, float) else loss
-
-
-def _mean(comm: Communicator, loss: float) -> float:
-    return float(comm.allreduce(np.array([loss]))[0])
+    number = loss.item() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else loss
+    if not isinstance(number, float):
+        return loss
+    mean = float(comm.allreduce(np.array([number]))[0])
+    return loss.detach().new_full(loss.shape, mean) if isinstance(loss, torch.Tensor) else mean
 
 
 def step_recorder(

@@ -13,19 +13,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.data_ranks import DataPlace, data_place
 from hpctrain.worker.adapters.same_data import summaries_of_few
 from hpctrain.worker.adapters.torch.collation import Collation, joined
 from hpctrain.worker.adapters.torch.generators import OwnRandomNumbers, SampleNumbers
-from hpctrain.worker.adapters.torch.orders import divided_already, set_epoch
+from hpctrain.worker.adapters.torch.orders import set_epoch
 from hpctrain.worker.adapters.torch.sources import (
     Place,
     Read,
-    Source,
     compare_loaders,
+    compare_looks,
     order_not_kept,
     reading,
     salt_of,
@@ -34,31 +34,20 @@ from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.sampling import batch_count
 
 
-class StreamSource(Source):
-    """Reads a stream, on each rank the whole of it."""
+class StreamSource:
+    """Reads a stream, on each rank the whole of it. Its attributes are those of :class:`MapSource`."""
+
+    traced = False
 
     def __init__(self, loader: DataLoader[Any], comm: Communicator, *, seed: int, by_sample: bool) -> None:
         size = loader.batch_size
-        if size is None:
-            raise HpctrainError(
-                "HT-shard-wrong-data",
-                "ht.shard needs a loader with a batch_size",
-                "DataLoader(dataset, batch_size=…), over a stream of single samples",
-            )
-        if isinstance(loader.dataset, IterDataPipe):
-            # DataLoader divides a pipe over its workers where it sees one, and here it would not.
-            raise HpctrainError(
-                "HT-shard-wrong-data",
-                "{kind} cannot be sharded",
-                "give a data set that yields its samples by __iter__: class Samples(IterableDataset)",
-                kind=type(loader.dataset).__name__,
-            )
-        super().__init__(comm)
+        assert size is not None
+        self._comm = comm
         self._size, self._drop_last = size, loader.drop_last
         comm.agreement()  # formed here, where all ranks are
         self._data: Any = loader.dataset
         self.told = (loader.dataset,)
-        self._reader = _Reader(loader, salt_of(comm, seed, loader), comm.size, seed=seed, by_sample=by_sample)
+        self._reader = _Reader(loader, salt_of(comm, seed, loader), seed=seed, by_sample=by_sample)
         # Workers read parts of a stream, so their number decides what is in a batch.
         own = {"batch_size": size, "drop_last": loader.drop_last, "seed": seed, "workers": loader.num_workers}
         self.identity: dict[str, Any] = own
@@ -69,7 +58,7 @@ class StreamSource(Source):
         return batch_count(len(self._data), self._size, drop_last=self._drop_last)
 
     def begin(self, place: Place, *, look: bool) -> Iterator[tuple[Any, Place]]:
-        self._reader.place(place.epoch, place.batches, *data_place(self.comm))
+        self._reader.place(place.epoch, place.batches, *data_place(self._comm))
         return self._follow(iter(self.loader), place)
 
     def _follow(self, batches: Iterator[Read], wanted: Place) -> Iterator[tuple[Any, Place]]:
@@ -78,17 +67,17 @@ class StreamSource(Source):
             self._require_same_length(number, read.samples if read else 0)
             if read is None:
                 break
-            self.compare(read)
+            compare_looks(self._comm, read)
             # Workers know only at most how many batches are before theirs, and make somewhat more than are wanted.
             if number >= wanted.batches:
                 assert read.part is not None
-                yield joined(read.part, self.comm), Place(wanted.epoch, number + 1)
+                yield joined(read.part, self._comm), Place(wanted.epoch, number + 1)
         if number < wanted.batches:
             raise order_not_kept(wanted, number)
 
     def _require_same_length(self, number: int, samples: int | None) -> None:
         """Refuse a batch of another length on another rank. Collective; raised on all ranks."""
-        counts = self.comm.agreement().rows(np.array([float(samples or 0)]))[:, 0]
+        counts = self._comm.agreement().rows(np.array([float(samples or 0)]))[:, 0]
         if (counts != counts[0]).any():
             other = int((counts != counts[0]).argmax())
             raise HpctrainError(
@@ -105,18 +94,14 @@ class StreamSource(Source):
 
 
 class _Reader(IterableDataset[Read]):
-    """The global batches of a stream, in each worker those of its own part.
+    """The global batches of a stream, in each worker those of its own part."""
 
-    Attributes:
-        data: the data set, as it is read here.
-    """
-
-    def __init__(self, loader: DataLoader[Any], salt: int, ranks: int, *, seed: int, by_sample: bool) -> None:
+    def __init__(self, loader: DataLoader[Any], salt: int, *, seed: int, by_sample: bool) -> None:
         assert loader.batch_size is not None
         self._size, self._drop_last, self._seed = loader.batch_size, loader.drop_last, seed
         self._persistent = loader.persistent_workers
         self._place = torch.zeros(4, dtype=torch.int64, device="cpu").share_memory_()
-        self.data = _whole(loader.dataset, ranks)
+        self.data = _whole(loader.dataset)
         self._collation = Collation(loader.collate_fn, by_sample=by_sample)
         self._numbers = SampleNumbers(salt, [], loader.collate_fn)
 
@@ -158,14 +143,12 @@ class _Reader(IterableDataset[Read]):
             yield Read(part, Place(epoch, place + 1), len(batch), looks)
 
 
-def _whole(data: Any, ranks: int) -> Any:
+def _whole(data: Any) -> Any:
     """A stream as each rank reads it: WebDataset's otherwise asks on several ranks for what divides its files."""
     if not _is_webdataset(data):
         return data
-    from webdataset.shardlists import single_node_only, split_by_node
+    from webdataset.shardlists import single_node_only
 
-    if ranks > 1 and any(getattr(stage, "func", stage) is split_by_node for stage in data.pipeline):
-        raise divided_already("split_by_node")
     own = copy.copy(data)
     own.pipeline = [stage for stage in data.pipeline if stage is not single_node_only]
     return own

@@ -42,9 +42,7 @@ def pieces_of(tensor: torch.Tensor) -> list[Piece]:
 def fill(tensor: torch.Tensor, state: Mapping[str, NDArray[Any]], name: str) -> None:
     """Overwrite this rank's pieces of a tensor, plain or a DTensor of any layout, by the state's array ``name``.
 
-    Raises:
-        KeyError, ValueError: the state has no such array, or one of another shape.
-        HpctrainError: the files cannot be read, or :func:`pieces_of` refuses the tensor.
+    Raises KeyError or ValueError where the state has no such array, or one of another shape.
     """
     if (shape := shape_of(state, name)) != tuple(tensor.shape):
         raise ValueError(f"{name!r} has shape {list(shape)} there, and {list(tensor.shape)} here")
@@ -78,7 +76,6 @@ def local_pieces(tensor: torch.Tensor) -> list[tuple[tuple[slice, ...], Box]]:
 
 
 def _dtensor_pieces(tensor: DTensor) -> list[tuple[tuple[slice, ...], Box]]:
-    """The slices of this rank's part of a tensor, each with the box of the whole tensor that it holds."""
     from torch.distributed.tensor import Partial
 
     if any(isinstance(placement, Partial) for placement in tensor.placements):

@@ -20,7 +20,6 @@ from torch.nn.modules.module import (
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
-from torch.nn.parameter import is_lazy
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.guard import Guard
@@ -29,7 +28,7 @@ from hpctrain.worker.adapters.torch.broadcast import broadcast_tensors, check_sa
 from hpctrain.worker.adapters.torch.guarding import guard_over, release, settings_of
 from hpctrain.worker.adapters.torch.optimizer_contents import facts_of, optimizers_in, parameters_of, whole_of
 from hpctrain.worker.adapters.torch.reducer import GradientReducer, reduced
-from hpctrain.worker.adapters.torch.refusals import refuse_lazy, refuse_wrapped, wrapper
+from hpctrain.worker.adapters.torch.refusals import refuse_wrapped, wrapper
 from hpctrain.worker.comm import Communicator
 
 Optimizer = torch.optim.Optimizer
@@ -65,7 +64,8 @@ class Trained:
         self._model = weakref.ref(model)
         # Those that may be unfrozen.
         self._frozen: list[Parameter] = []
-        self._lists = _Lengths()
+        # The lengths of lists of modules, whose `insert` calls no hook.
+        self._lengths: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self.optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._sealing: weakref.finalize[..., Trained] | None = None
         self._leader: weakref.ref[Optimizer] | None = None
@@ -79,47 +79,38 @@ class Trained:
             for inner in optimizers_in(optimizer)[1:]:
                 facts_of(inner).within = True
 
-    def is_of(self, model: torch.nn.Module) -> bool:
-        """Whether it is the record of this model itself."""
-        return self._model() is model
-
     @property
     def changed(self) -> bool:
         """Whether parameters were unfrozen, or modules inserted, since the parameters were taken."""
-        return any(map(_requires_grad, self._frozen)) or self._lists.differ()
+        lengths = self._lengths.items()
+        return any(map(_requires_grad, self._frozen)) or any(len(each._modules) != size for each, size in lengths)
 
     def take(self, *, equal: bool = False) -> bool:
-        """Have the reducer take the trainable parameters that none has yet, and guard them.
+        """Have the reducer take the trainable parameters that none has yet, and guard them. Returns whether it did.
 
-        Args:
-            equal: whether they are equal on all ranks already; otherwise rank 0's are broadcast.
-
-        Returns:
-            Whether there were any. Collective then.
+        Collective then. Unless they are ``equal`` on all ranks already, rank 0's are broadcast.
         """
         if self.comm.left:
-            self._frozen, self._lists = [], _Lengths()
+            self._frozen = []
+            self._lengths.clear()
             return False
         modules = dict(self._modules())
         owned = {(number, name): each for number, module in modules.items() for name, each in _parameters_in(module)}
         new = {key: each for key, each in owned.items() if each.requires_grad and id(each) not in reduced}
         if new:
             if self.comm.size > 1 and not equal:
-                self._make_equal([(f"{type(modules[key[0]]).__name__}.{key[1]}", each) for key, each in new.items()])
+                check_same(
+                    self.comm, [(f"{type(modules[key[0]]).__name__}.{key[1]}", each) for key, each in new.items()]
+                )
+                broadcast_tensors(self.comm, new.values())
                 # Garbage collection may have removed replaced modules on some ranks only.
                 alive = set[tuple[int, str]].intersection(*self.comm.allgather_object(set(owned)))
                 owned = {key: each for key, each in owned.items() if key in alive}
             self._manage(list(dict.fromkeys(owned.values())))
         self._frozen = [each for each in owned.values() if not each.requires_grad and id(each) not in reduced]
-        self._lists = _Lengths(modules.values())
+        lists = (each for each in modules.values() if isinstance(each, torch.nn.ModuleList | torch.nn.Sequential))
+        self._lengths.update({each: len(each._modules) for each in lists})
         return bool(new)
-
-    def _make_equal(self, new: list[tuple[str, Parameter]]) -> None:
-        for name, each in new:
-            if is_lazy(each):
-                refuse_lazy(name)
-        check_same(self.comm, new)
-        broadcast_tensors(self.comm, [each for _, each in new])
 
     def _manage(self, parameters: list[Parameter]) -> None:
         names = self._names()
@@ -133,7 +124,7 @@ class Trained:
         self.reducer.manage([(names(each), each) for each in own])
         if self._first is not None and not any(each is self._first() for each in own):
             self._first = weakref.ref(own[0])
-        self._guard([(names(each), each) for each in parameters if not is_lazy(each)])
+        self._guard([(names(each), each) for each in parameters])
 
     def _guard(self, parameters: list[tuple[str, Parameter]]) -> None:
         guard = guard_over(self.comm, parameters, every=self.settings.guard_every)
@@ -175,23 +166,11 @@ class Trained:
         return first is not None and any(parameter is first for parameter in updated_by(optimizer))
 
 
-class _Lengths:
-    """The lengths of lists of modules, whose ``insert`` calls no hook."""
-
-    def __init__(self, modules: Iterable[torch.nn.Module] = ()) -> None:
-        lists = (module for module in modules if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential))
-        self._known = [(weakref.ref(module), len(module._modules)) for module in lists]
-
-    def differ(self) -> bool:
-        """Whether one of them has another length now."""
-        return any((module := known()) is not None and len(module._modules) != size for known, size in self._known)
-
-
 class Divided:
     """The record of a model that the mesh divides, whose gradients PyTorch reduces.
 
-    Parameters that it gets later would train on each rank alone. They are refused where they are registered, and frozen
-    ones where they are unfrozen.
+    Parameters that it gets later would train on each rank alone. They are refused where they are registered, or by the
+    next forward pass.
     """
 
     def __init__(self, comm: Communicator, model: torch.nn.Module) -> None:
@@ -200,49 +179,32 @@ class Divided:
         self._title = type(model).__name__.removeprefix("FSDP")
         # No weak references: PyTorch moves divided parameters by swap_tensors, which refuses tensors that have any.
         self._known = {id(parameter): parameter for parameter in model.parameters()}
-        self._frozen: dict[int, tuple[str, Parameter]] = {}
-        self._lists = _Lengths(model.modules())
-        model.register_forward_pre_hook(lambda *_: self._check(), prepend=True)
+        model.register_forward_pre_hook(self._before_forward, prepend=True)
 
-    def came(self, name: str, parameter: Parameter) -> None:
-        """Refuse a parameter that comes to the model, unless it is one of those that were divided, or frozen."""
-        # FSDP2 registers gathered parameters where a class has a __setattr__ of its own.
-        if id(parameter) in self._known or hasattr(parameter, "_hpctrain_gathered"):
-            return
-        if parameter.requires_grad:
-            self._refuse(name)
-        self._frozen[id(parameter)] = name, parameter
+    def _before_forward(self, model: torch.nn.Module, _: object) -> None:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self.check_all(model.named_parameters())
 
-    def _check(self) -> None:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return
-        for name, parameter in self._frozen.values():
-            if parameter.requires_grad:
-                self._refuse(name)
-        if self._lists.differ():
-            take_changed()
-            self._lists = _Lengths(module for module, part in list(_parts.items()) if part.record is self)
-
-    def _refuse(self, name: str) -> None:
-        raise HpctrainError(
-            "HT-model-divided",
-            "{name!r} came to {model} after ht.distribute had divided it, so that no rank's gradients of it would be "
-            "averaged",
-            "add or replace layers, as those of LoRA, before ht.distribute, and copy values into the parameters that "
-            "there are; plan=ht.ParallelPlan(zero=1) takes new ones later too",
-            exit_code=1,
-            name=name,
-            model=self._title,
-        )
+    def check_all(self, parameters: Iterable[tuple[str, Parameter]]) -> None:
+        """Refuse parameters that are trained, unless they are some of those that were divided."""
+        for name, parameter in parameters:
+            # FSDP2 puts gathered parameters in their place.
+            known = id(parameter) in self._known or hasattr(parameter, "_hpctrain_gathered")
+            if parameter.requires_grad and not known:
+                raise HpctrainError(
+                    "HT-model-divided",
+                    "{name!r} came to {model} after ht.distribute had divided it, so that no rank's gradients of it "
+                    "would be averaged",
+                    "add or replace layers, as those of LoRA, before ht.distribute, and copy values into the "
+                    "parameters that there are; plan=ht.ParallelPlan(zero=1) takes new ones later too",
+                    exit_code=1,
+                    name=name,
+                    model=self._title,
+                )
 
 
 class _Part(NamedTuple):
-    """A module of a model that was given to ``ht.distribute``, or that was added to one since.
-
-    Attributes:
-        record: that of the model.
-        number: the same on every rank.
-    """
+    """A module of a model that ``ht.distribute`` got, or that was added to it since; the same number on each rank."""
 
     record: Trained | Divided
     number: int
@@ -269,7 +231,7 @@ def records() -> list[Trained]:
 def record_of(model: torch.nn.Module) -> Trained | None:
     """The record of a model that was given to ``ht.distribute``; None of its parts."""
     part = _parts.get(model)
-    return part.record if part and isinstance(part.record, Trained) and part.record.is_of(model) else None
+    return part.record if part and isinstance(part.record, Trained) and part.record._model() is model else None
 
 
 def ranks_of(module: torch.nn.Module) -> Communicator | None:
@@ -299,20 +261,12 @@ def is_distributed(module: torch.nn.Module) -> bool:
     return module in _parts
 
 
-def add_modules(model: torch.nn.Module, record: Trained | Divided, name: str = "") -> bool:
-    """Record that a module and those within it belong to a model. Returns whether any of them is new.
-
-    Args:
-        name: the module's, for messages.
-    """
+def add_modules(model: torch.nn.Module, record: Trained | Divided) -> bool:
+    """Record that a module and those within it belong to a model. Returns whether any of them is new."""
     if not _hooks:
         _hooks.append(register_module_module_registration_hook(_module_registered))
         _hooks.append(register_module_parameter_registration_hook(_parameter_registered))
-    new = {module: path for path, module in model.named_modules() if module not in _parts}
-    if isinstance(record, Divided):
-        for module, path in new.items():
-            for attribute, parameter in _parameters_in(module):
-                record.came(".".join(filter(None, (name, path, attribute))), parameter)
+    new = [module for module in model.modules() if module not in _parts]
     _parts.update({module: _Part(record, next(_module_numbers)) for module in new})
     return bool(new)
 
@@ -333,7 +287,7 @@ def _have_changed() -> bool:
 def _reduce_new_parameters() -> None:
     """Reduce the gradients of parameters that were not taken before the forward pass, as of models called otherwise."""
     # In one order on all ranks: when the last of the models of this backward pass is reduced.
-    if _have_changed() and not any(each.reducer.interrupted for each in records() if each.reducer):
+    if _have_changed() and not any(each.reducer.running for each in records() if each.reducer):
         for reducer in take_changed():
             reducer.reduce_present()
 
@@ -347,8 +301,8 @@ def take_changed() -> list[GradientReducer]:
     """Take the new parameters of all models; returns the reducers that got some. Collective then."""
     _registered.clear()
     for module, part in list(_parts.items()):
-        for name, child in list(module.named_children()):
-            add_modules(child, part.record, name)
+        for child in list(module.children()):
+            add_modules(child, part.record)
     return [record.reducer for record in _living() if record.take() and record.reducer is not None]
 
 
@@ -360,16 +314,17 @@ def _parameters_in(module: torch.nn.Module) -> Iterator[tuple[str, Parameter]]:
 def _module_registered(parent: torch.nn.Module, name: str, child: Any) -> None:
     if not isinstance(child, torch.nn.Module):
         return
-    if (kind := wrapper(parent)) and any(_is_reduced_by_ranks(each) for each in child.modules()):
-        refuse_wrapped(f"{type(child).__name__} is being wrapped in {kind} after ht.distribute")
+    if kind := wrapper(parent):
+        known = [part.record for each in child.modules() if (part := _parts.get(each))]
+        if any(isinstance(record, Trained) and record.comm.size > 1 for record in known):
+            refuse_wrapped(f"{type(child).__name__} is being wrapped in {kind} after ht.distribute")
     part = _parts.get(parent)
-    if part is not None and add_modules(child, part.record, name):
+    if part is None:
+        return
+    if isinstance(part.record, Divided):
+        part.record.check_all((f"{name}.{inner}", each) for inner, each in child.named_parameters())
+    if add_modules(child, part.record):
         _registered.set()
-
-
-def _is_reduced_by_ranks(module: torch.nn.Module) -> bool:
-    part = _parts.get(module)
-    return part is not None and isinstance(part.record, Trained) and part.record.comm.size > 1
 
 
 def _parameter_registered(module: torch.nn.Module, name: str, parameter: Any) -> None:
@@ -377,6 +332,6 @@ def _parameter_registered(module: torch.nn.Module, name: str, parameter: Any) ->
     if part is None or not isinstance(parameter, Parameter) or is_reduced(parameter):
         return
     if isinstance(part.record, Divided):
-        part.record.came(f"{type(module).__name__}.{name}", parameter)
+        part.record.check_all([(f"{type(module).__name__}.{name}", parameter)])
     else:
         _registered.set()

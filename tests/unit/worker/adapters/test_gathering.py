@@ -143,14 +143,6 @@ def test_what_has_no_mean(value, weight, code):
         averaged([value, value], [weight, weight])
 
 
-@pytest.mark.parametrize(
-    "value", [torch.eye(2).to_sparse(), torch.eye(2).to_sparse_csr(), torch.ones(2).to(torch.float8_e5m2)]
-)
-def test_what_no_array_can_hold_is_refused(value):
-    with refused("HT-gather-not-possible"):
-        gathered([value, value])
-
-
 @pytest.mark.parametrize("count", [-1.0, math.nan, math.inf])
 def test_a_loss_is_divided_by_a_number(count):
     with refused("HT-argument-not-valid"):
@@ -168,11 +160,3 @@ def test_tensorflow_and_keras():
         assert found.dtype == np.float32 and found.tolist() == [2.0, 4.0]
     assert averaged([tf.constant(1), tf.constant(2)]) == [1.5, 1.5]
     assert gathered([tf.constant(["a\0"]), tf.constant([b"b"])])[0].tolist() == [b"a\0", b"b"]
-
-    @tf.function
-    def within(x):
-        return ht.gather(x)
-
-    # TensorFlow puts an error of its own around what is raised while it traces.
-    with pytest.raises(Exception, match="HT-gather-not-possible"):
-        within(tf.ones(2))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,45 +13,12 @@ from hpctrain.common.errors import TransientError
 from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.comm.single import SingleCommunicator
 from support.refusals import check, refused
+from support.thread_ranks import ThreadCommunicator, on_ranks
 
 DIFFER = "HT-parameters-differ"
 
 
-class Ranks:
-    """Threads that are the ranks of one run."""
-
-    def __init__(self, size: int) -> None:
-        self.slots: list[Any] = [None] * size
-        self.barrier = threading.Barrier(size)
-
-    def exchanged(self, rank: int, value: Any) -> list[Any]:
-        self.slots[rank] = value
-        self.barrier.wait(10)
-        values = list(self.slots)
-        self.barrier.wait(10)
-        return values
-
-
-class Member(SingleCommunicator):
-    def __init__(self, ranks: Ranks, rank: int) -> None:
-        super().__init__("test")
-        self.ranks, self.rank, self.size, self.host = ranks, rank, len(ranks.slots), f"n{rank}"
-
-    def allgather_object(self, value: Any) -> list[Any]:
-        return self.ranks.exchanged(self.rank, value)
-
-    def allreduce(self, array: Any, reduction: str = "mean") -> Any:
-        assert reduction == "max"
-        return np.max(self.ranks.exchanged(self.rank, array), axis=0)
-
-
-def on_ranks(size: int, work: Callable[[Member], Any]) -> list[Any]:
-    ranks = Ranks(size)
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(lambda rank: work(Member(ranks, rank)), range(size)))
-
-
-def guarded_model(comm: Member, every: int) -> tuple[Any, Guard]:
+def guarded_model(comm: ThreadCommunicator, every: int) -> tuple[Any, Guard]:
     """A small PyTorch model of the same numbers on all ranks, and its guard."""
     import torch
 
@@ -78,7 +43,7 @@ def told(check: Callable[[], Any]) -> dict[str, Any] | None:
 def found_in(parameters: list[dict[str, np.ndarray]]) -> dict[str, Any] | None:
     """What every rank's guard raises after its third step, which is the same on all of them."""
 
-    def work(comm: Member) -> dict[str, Any] | None:
+    def work(comm: ThreadCommunicator) -> dict[str, Any] | None:
         own = parameters[comm.rank]
         names = list(own)
 
@@ -86,10 +51,9 @@ def found_in(parameters: list[dict[str, np.ndarray]]) -> dict[str, Any] | None:
             return np.array([int(own[name].view(f"u{own[name].itemsize}").sum(dtype=np.int64)) for name in names])
 
         guard = Guard(comm, names, checksums, every=3)
-        same = [{name: np.zeros_like(value) for name, value in own.items()}, own]
-        own = same[0]
+        mine, own = own, {name: np.zeros_like(value) for name, value in own.items()}
         guard.step_done()
-        own = same[1]
+        own = mine
         guard.step_done()
         return told(guard.step_done)
 
@@ -131,7 +95,7 @@ END = ["none", "rank 0 loads others", "all ranks write the same", "a rank differ
 def test_only_a_difference_that_training_made_is_an_error_at_the_end(end, capsys):
     torch = pytest.importorskip("torch")
 
-    def work(comm: Member) -> dict[str, Any] | None:
+    def work(comm: ThreadCommunicator) -> dict[str, Any] | None:
         model, guard = guarded_model(comm, every=100)
         guard.step_done()
         with torch.no_grad():
@@ -162,7 +126,7 @@ def test_only_a_difference_that_training_made_is_an_error_at_the_end(end, capsys
 def pieces_on(ranks: list[dict[tuple[str, int], np.ndarray]], step: Callable[[Guard], Any]) -> list[Any]:
     """What each rank's guard raises of pieces: by name and first row, those that a rank holds."""
 
-    def work(comm: Member) -> dict[str, Any] | None:
+    def work(comm: ThreadCommunicator) -> dict[str, Any] | None:
         own = ranks[comm.rank]
         boxes = [Box((row, 0), each.shape) for (_, row), each in own.items()]
         held = list(own.values())
@@ -208,36 +172,28 @@ def test_what_one_rank_alone_holds_is_not_compared():
 def test_ranks_that_are_apart_are_compared_when_they_meet() -> None:
     """By intent from step 2 to 4; after that they are equal, and once more after step 6 they are not."""
 
-    def work(comm: Member) -> list[Any]:
+    def work(comm: ThreadCommunicator) -> list[Any]:
         own = np.zeros(1, np.int64)
         guard = Guard(comm, ["weight"], own.copy, every=2)
-        said = []
-
-        def outcome(check: Callable[[], None]) -> None:
-            try:
-                check()
-            except TransientError as error:
-                said.append((guard.steps, error.code))
-
-        outcome(guard.step_done)
+        guard.step_done()
         guard.apart = True
         own[:] = comm.rank
         for _ in range(3):
-            outcome(guard.step_done)
+            guard.step_done()
         own[:] = 7
-        outcome(guard.averaged)
+        guard.averaged()
         assert not guard.apart
-        guard.apart = True
-        outcome(guard.step_done)
+        guard.step_done()
         own[:] = comm.rank
         # One step after the last comparison: not yet.
-        outcome(guard.averaged)
+        guard.averaged()
         guard.apart = True
-        outcome(guard.step_done)
-        outcome(guard.averaged)
-        return said
+        guard.step_done()
+        return guard.steps, told(guard.averaged)
 
-    assert on_ranks(2, work) == [[(6, DIFFER)]] * 2
+    for steps, record in on_ranks(2, work):
+        assert steps == 6
+        check(record, DIFFER)
 
 
 def test_numbers_that_are_not_finite_are_said_and_refused_at_the_end(

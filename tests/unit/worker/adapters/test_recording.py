@@ -13,7 +13,6 @@ import hpctrain as ht
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventWriter, read_events
 from hpctrain.common.run.events.kinds import StartEvent, StoppedEvent
-from hpctrain.common.run.events.reader import kept
 from hpctrain.common.run.plan import Plan, Script, Slots
 from hpctrain.report.page import read_summary
 from hpctrain.worker.adapters import recording
@@ -51,28 +50,6 @@ def train(steps: int) -> None:
         own.step_done(0.1 / (step + 1))
         ht.log(loss=1 / (step + 1), step=None)
     ht.log({"test/accuracy": 0.75, "odd": math.inf})
-
-
-def test_a_script_counts_on_from_where_it_was_stopped(directory, monkeypatch):
-    """What it did until then is kept, and what it did after that until it failed is not."""
-
-    def again() -> None:
-        with EventWriter(directory.events, alone=False) as events:
-            events.emit(StartEvent(attempt=2, iteration=0, launcher="none", hosts=("node1",)))
-        monkeypatch.setattr(run, "recording", None)
-        recording.begin(directory.events)
-
-    train(2)
-    recording.stopped("SIGUSR1")
-    again()
-    train(3)
-    again()
-    train(1)
-    counted = [(event.event, event.iteration) for event in kept(read_events(directory.events)) if event.event == "step"]
-    assert counted == [("step", 1), ("step", 2), ("step", 3)]
-    logged = [event.iteration for event in kept(read_events(directory.events)) if event.event == "log"]
-    assert logged == [1, 2, 2, 3, 3]
-    assert read_summary(directory)["steps"] == 3
 
 
 def test_events_and_summary_of_a_script(directory):
@@ -143,10 +120,6 @@ def test_without_a_run_directory_the_newest_values_are_printed(capsys, monkeypat
         ({}, "HT-argument-not-valid", {}),
         ({"loss": "low"}, "HT-not-one-number", {"name": "loss"}),
         ({"loss": [1.0, 2.0]}, "HT-not-one-number", {"name": "loss"}),
-        ({"loss": 1.0, "step": -1}, "HT-argument-not-valid", {"step": -1}),
-        ({"loss": 1.0, "step": 1.5}, "HT-argument-not-valid", {"step": 1.5}),
-        ({"loss": 1.0, "step": True}, "HT-argument-not-valid", {"step": True}),
-        ({"loss": 1.0, "step": 2**53}, "HT-argument-not-valid", {"step": 2**53}),
     ],
 )
 def test_what_cannot_be_logged(given, code, values):

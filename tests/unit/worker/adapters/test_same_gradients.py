@@ -13,43 +13,26 @@ from hpctrain.worker.adapters.torch.reducer import SameGradients  # noqa: E402
 GRADIENTS = torch.tensor([0.1, -0.7, 3e-9, 0.0])
 
 
-def said(passes, rank: int = 0, size: int = 7, **settings) -> list[str]:
-    """What is said of passes with these gradients and means."""
-    comm, texts = SingleCommunicator("test"), list[str]()
-    comm.rank, comm.size, comm.say = rank, size, texts.append
-    vars(comm).update(settings)
-    same = SameGradients(comm)
-    for own, mean in passes:
-        same.before([own])
-        same.after([mean])
-    return texts
-
-
-def test_equal_gradients_are_told_once():
-    (text,) = said([(GRADIENTS, GRADIENTS.clone())] * 5)
-    assert "ht.shard(loader)" in text
-
-
-def test_a_mean_of_equal_numbers_may_be_rounded():
-    total = GRADIENTS.clone()
-    for _ in range(6):
-        total += GRADIENTS
-    assert len(said([(GRADIENTS, total / 7)] * 3)) == 1
-
-
 @pytest.mark.parametrize(
-    ("own", "mean"),
+    ("mean", "settings", "times"),
     [
-        (GRADIENTS, GRADIENTS * (1 + 1e-5)),
-        (GRADIENTS, GRADIENTS + torch.tensor([0, 0, 1e-9, 0])),
-        (torch.zeros(4), torch.zeros(4)),
-        (torch.full((4,), torch.nan), torch.full((4,), torch.nan)),
+        (GRADIENTS, {}, 1),
+        # A mean of equal numbers may be rounded.
+        (sum([GRADIENTS] * 6, GRADIENTS) / 7, {}, 1),
+        (GRADIENTS * (1 + 1e-5), {}, 0),
+        (GRADIENTS + torch.tensor([0, 0, 1e-9, 0]), {}, 0),
+        (torch.full((4,), torch.nan), {}, 0),
+        (GRADIENTS, {"rank": 1}, 0),
+        (GRADIENTS, {"size": 1}, 0),
+        (GRADIENTS, {"divides_batches": True}, 0),
     ],
 )
-def test_others_are_not_told(own, mean):
-    assert said([(GRADIENTS, GRADIENTS)] * 2 + [(own, mean)] + [(GRADIENTS, GRADIENTS)] * 5) == []
-
-
-@pytest.mark.parametrize("settings", [{"rank": 1}, {"size": 1}, {"divides_batches": True}])
-def test_other_ranks_single_ones_and_scripts_with_shard_say_nothing(settings):
-    assert said([(GRADIENTS, GRADIENTS)] * 3, **settings) == []
+def test_equal_gradients_are_told_once(mean, settings, times):
+    comm, texts = SingleCommunicator("test"), []
+    comm.size, comm.say = 7, texts.append
+    vars(comm).update(settings)
+    same = SameGradients(comm)
+    for found in (GRADIENTS, GRADIENTS, mean, *[GRADIENTS] * 3):
+        same.before([GRADIENTS])
+        same.after([found])
+    assert len(texts) == times

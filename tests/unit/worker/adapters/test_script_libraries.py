@@ -113,23 +113,3 @@ def test_lightning_takes_from_the_run_what_a_script_leaves_to_it(monkeypatch: py
         monkeypatch.setenv(f"PL_TRAINER_{name}", value)
     assert Connector(devices="auto", num_nodes=1, accelerator="auto").found == (4, 2, "cpu")
     assert Connector(1, accelerator="gpu").found == (1, 2, "gpu")
-
-
-def test_fabric_is_launched_where_a_script_for_its_own_launcher_needs_it() -> None:
-    class Fabric:
-        _launched, launches = False, 0
-
-        def launch(self) -> None:
-            self._launched = True
-            self.launches += 1
-
-        def _validate_launched(self) -> None:
-            assert self._launched
-
-    module = ModuleType("fabric")
-    module.Fabric = Fabric
-    script_libraries._launch_fabric(module)
-    fabric = Fabric()
-    for _ in range(2):
-        fabric._validate_launched()
-    assert fabric.launches == 1

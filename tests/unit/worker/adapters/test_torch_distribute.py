@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch")
 
 
 from hpctrain.worker.adapters.torch.distribute import distribute  # noqa: E402
-from hpctrain.worker.adapters.torch.model_order import ModelOrder  # noqa: E402
 from hpctrain.worker.adapters.torch.optimizer_contents import guard_of  # noqa: E402
 from hpctrain.worker.adapters.torch.reducer import GradientReducer  # noqa: E402
 from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
@@ -39,28 +38,6 @@ def test_a_layer_is_unfrozen_parameter_by_parameter():
     assert model.bias.grad.tolist() == [4, 4]
 
 
-@pytest.mark.long
-def test_what_proves_a_model_lives_as_long_as_its_parts():
-    comm, generator, critic = SingleCommunicator("test"), torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
-    optimizers = [sgd(generator), sgd(critic)]
-    distribute(torch.nn.ModuleList([generator, critic]), optimizers, comm=comm)
-    gc.collect()
-    guard = guard_of(optimizers[0])
-    for count in (1, 2):
-        critic(generator(X)).sum().backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        assert guard.steps == count
-    proof = weakref.ref(guard)
-    del generator, critic, optimizers, optimizer, guard
-    gc.collect()
-    # Sealed, and kept for the last check.
-    assert proof() is not None and proof()._sealed
-    comm.make_last_checks()
-    gc.collect()
-    assert proof() is None
-
-
 def test_replaced_parameters_are_let_go():
     comm, model = SingleCommunicator("test"), torch.nn.Linear(3, 2)
     optimizer = sgd(model)
@@ -71,31 +48,6 @@ def test_replaced_parameters_are_let_go():
     distribute(model, optimizer, comm=comm)
     gc.collect()
     assert [each() for each in before] == [None, None]
-
-
-def test_connections_for_the_order_are_made_anew_only_where_ranks_died():
-    class Ranks(SingleCommunicator):
-        size, made = 3, 0
-
-        def _group(self, size, what):
-            self.made += 1
-            return super()._group(size, what)
-
-    class Model:
-        """In the place of a reducer."""
-
-    comm = Ranks("test")
-    order = ModelOrder(comm)
-    models = [Model(), Model()]
-    for model in models:
-        order.enter(comm, model)
-    order.renew(comm)
-    assert comm.made == 1
-    comm.size = 2
-    comm._kept_groups.clear()
-    for _ in range(2):
-        order.renew(comm)
-    assert comm.made == 2 and order.size == 2
 
 
 def test_gradients_of_several_devices_are_sent_in_one_order():
@@ -121,7 +73,7 @@ def test_gradients_of_several_devices_are_sent_in_one_order():
     reducer.manage(parameters)
     for _, parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
-    reducer._running = True
+    reducer.running = True
     slow = threading.Thread(target=reducer._arrived, args=(id(model[1]),))
     slow.start()
     assert engine.begun.wait(100)

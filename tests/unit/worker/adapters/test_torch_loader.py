@@ -147,13 +147,6 @@ def test_iterators_that_share_worker_processes_are_refused():
         next(first)
 
 
-def test_ranks_without_a_sample_get_every_batch_too():
-    loaders = [shard(loader(9, 4), comm=rank_of(rank, 3), evaluation=True) for rank in range(3)]
-    parts = [[own(part) for (part,) in each] for each in loaders]
-    assert parts == [[[0, 1], [4, 5], [8]], [[2], [6], []], [[3], [7], []]]
-    assert [len(part) for (part,) in loaders[2]] == [4, 4, 1] and len(loaders[2]) == 3
-
-
 SETTINGS = {
     "in the script's process": {},
     "workers": {"num_workers": 2, "prefetch_factor": 2},

@@ -21,7 +21,6 @@ from hpctrain.worker.adapters.torch.optimizer_contents import (
     Optimizer,
     optimizers_in,
     parameters_of,
-    set_whole,
     whole_of,
 )
 from hpctrain.worker.adapters.torch.steps import with_closure
@@ -219,7 +218,7 @@ class _Shared:
     def _part(self, parameter: nn.Parameter) -> nn.Parameter:
         part = nn.Parameter(self._divided(parameter.detach()), requires_grad=parameter.requires_grad)
         self._parts.append((part, parameter))
-        set_whole(part, parameter)
+        part._hpctrain_whole = parameter  # type: ignore[attr-defined]
         return part
 
     def _divided(self, tensor: torch.Tensor) -> DTensor:

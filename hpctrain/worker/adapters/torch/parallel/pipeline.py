@@ -19,7 +19,7 @@ from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh, stream_of
 from hpctrain.worker.adapters.torch.backward_passes import refuse_ended
 from hpctrain.worker.adapters.torch.batch.edge import RankStream
 from hpctrain.worker.adapters.torch.batch.tensor import running
-from hpctrain.worker.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
+from hpctrain.worker.adapters.torch.broadcast import start_from_rank_0
 from hpctrain.worker.adapters.torch.parallel.division import check_plan, watch_steps
 from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
 from hpctrain.worker.adapters.torch.parallel.parallel_plan import ParallelPlan
@@ -123,10 +123,7 @@ class Pipeline:
         ties, rewiring = ties_of(model, cut), Rewiring(model, optimizers)
         # A parameter that two stages share has one name, as in the whole model.
         self._first_names = {name: first for first, *others in tied_names(model) for name in others}
-        check_same_model(self._comm, model)
-        broadcast_model(self._comm, model)
-        for each in optimizers:
-            broadcast_optimizer(self._comm, each)
+        start_from_rank_0(self._comm, model, optimizers)
         note = step_recorder(self._comm, model)
         self._mesh = device_mesh(self._comm, mesh_of(self._comm))
         self._count = self._pp * per_rank
