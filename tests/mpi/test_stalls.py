@@ -86,7 +86,7 @@ def test_ranks_that_all_wait_are_told_apart_by_what_they_wait_for(parts):
     assert "stalled" not in part
     said = (
         r"^hpctrain: every rank has been waiting for others, for up to \d+ s: "
-        r"path 0 \(rank 0, 2\); path 1 \(rank 1, 3\)$"
+        r"path 0 at \S+ \(rank 0, 2\); path 1 at \S+ \(rank 1, 3\)$"
     )
     assert len(re.findall(said, part, re.M)) == 1, part
 

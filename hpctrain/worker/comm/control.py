@@ -28,9 +28,8 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.base import AnyArray, Communicator, Reduction
 from hpctrain.worker.comm.boards import Board
-from hpctrain.worker.comm.deadlocks import mismatch_error
 from hpctrain.worker.comm.liveness import LivenessWatch, Peer
-from hpctrain.worker.comm.script_location import OWN, script_place
+from hpctrain.worker.comm.script_location import OWN, mismatch_error, script_place
 from hpctrain.worker.comm.stalls import answer_requests
 from hpctrain.worker.comm.timeout import Timeout
 

@@ -17,7 +17,7 @@ from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.engines import TorchEngine, Work, reduce_copy
 from hpctrain.worker.comm.mpi import MpiControl
 from hpctrain.worker.comm.rank_run import run
-from hpctrain.worker.comm.timeout import REDUCTION, Timeout
+from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -186,7 +186,7 @@ class HorovodTensorFlowEngine:
 
     def _begin_wait(self) -> None:
         self._wait.close()  # of a reduction that failed
-        self._wait.enter_context(self._timeout.blocking(_WAITED_IN, REDUCTION))
+        self._wait.enter_context(self._timeout.blocking(_WAITED_IN))
 
     def _means(self, tensors: list[tf.Tensor], name: str) -> list[tf.Tensor]:
         """The means of all tensors, by one grouped reduction for each type."""
@@ -246,7 +246,7 @@ def _tensorflow_wire(tensor: tf.Tensor) -> tf.Tensor:
 def _synchronize(horovod: Any, timeout: Timeout, handle: int) -> Any:
     """The result of a reduction, with a limit: Horovod's own does not work in a process that is stopped."""
     try:
-        with timeout.blocking(_WAITED_IN, REDUCTION):
+        with timeout.blocking(_WAITED_IN):
             return horovod.synchronize(handle)
     except RuntimeError as error:
         raise TransientError(

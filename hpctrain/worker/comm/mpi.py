@@ -47,7 +47,7 @@ class MpiGroup(Group):
     def allreduce(self, array: AnyArray) -> AnyArray:
         sent = np.asarray(array, order="C")
         received = np.empty_like(sent)
-        self._timeout.finish(lambda: self._comm.Iallreduce(sent, received), self._what, kind=self._what)
+        self._timeout.finish(lambda: self._comm.Iallreduce(sent, received), self._what)
         return received
 
     def free(self) -> None:

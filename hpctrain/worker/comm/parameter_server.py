@@ -27,7 +27,7 @@ _CLOSED = 2**40
 _IDLE = 2**60
 # The words in rank 0's window: the number of the next step, then the step that each rank computes.
 _NEXT, _FIRST_RANK = 0, 1
-_KIND = "the parameter server"
+_NAME = "the parameter server"
 
 
 class ParameterServer:
@@ -100,12 +100,11 @@ class ParameterServer:
             lambda: not self._behind(number),
             f"step {number + 1} of the epoch, which waits for steps that are more than {self._staleness} before it",
             lambda: self._behind(number),
-            kind=_KIND,
         )
 
     def end(self) -> None:
         """Complete this rank's additions, and announce that it computes no more steps."""
-        with self._timeout.blocking(f"adding the last changes to {_KIND}"):
+        with self._timeout.blocking(f"adding the last changes to {_NAME}"):
             self._vector.Flush_all()
         self._word(_FIRST_RANK + self._comm.rank, _IDLE, self._mpi.REPLACE)
 
@@ -120,7 +119,7 @@ class ParameterServer:
         words = np.empty(self._comm.size, np.int64)
         nothing = np.zeros_like(words)
         request = self._words.Rget_accumulate(nothing, words, 0, target=(_FIRST_RANK,), op=self._mpi.NO_OP)
-        self._timeout.wait(request.Test, _KIND, kind=_KIND)
+        self._timeout.wait(request.Test, _NAME)
         return [int(rank) for rank in np.flatnonzero(words < number - self._staleness)]
 
     def _accumulate(self, values: Vector, operation: MPI.Op) -> Vector:
@@ -139,4 +138,4 @@ class ParameterServer:
         return before
 
     def _wait_all(self, requests: list[MPI.Request]) -> None:
-        self._timeout.wait(lambda: self._mpi.Request.Testall(requests), _KIND, kind=_KIND, keep=requests)
+        self._timeout.wait(lambda: self._mpi.Request.Testall(requests), _NAME, keep=requests)

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
 
+from hpctrain.common.errors import HpctrainError, abbreviated
+
+# How many ranks a message names.
+_NAMED = 8
+_CALLS_HINT = (
+    "give every rank the same number of batches, as ht.shard does, leave a loop over them on all ranks alike, and make "
+    "collective calls (backward(), comm.barrier(), ht.should_stop(), ht.mean(), saving by all ranks, …) on all ranks "
+    "in the same order and with arrays of one shape and type: not under `if comm.rank == 0:`"
+)
+# What computing with a batch is called, of which each rank holds some rows.
+WHOLE_BATCH = "of a whole batch"
+_WHOLE_BATCH_HINT = (
+    "all ranks compute together what follows from a batch: take it out of the condition, such as `if comm.rank == 0:`, "
+    "and leave there what prints or saves its numbers; only rank 0's output is shown anyway"
+)
 OWN = "hpctrain."
 _CONTROL = "hpctrain.worker.comm.control."
 # What hpctrain calls once the script has ended.
@@ -21,6 +37,28 @@ _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pl
 
 # Where the script ended by sys.exit or an exception, as its file and line.
 _left: list[str] = []
+
+
+def mismatch_error(of_ranks: Iterable[tuple[str, str]]) -> HpctrainError:
+    """The error for ranks whose messages met although they belong to different calls: each one's host and place."""
+    places = {f"rank {rank} on {host}": place for rank, (host, place) in enumerate(of_ranks)}
+    ranks_at: dict[str, list[str]] = {}
+    for name, place in places.items():
+        ranks_at.setdefault(place, []).append(name)
+    return HpctrainError(
+        "HT-ranks-in-different-calls",
+        "the ranks are waiting for each other in different places, and would take each other's values: {where}",
+        remedy(ranks_at),
+        exit_code=1,
+        where="; ".join(f"{abbreviated(ranks, _NAMED)} {place}" for place, ranks in ranks_at.items()),
+        # Of the first ranks alone, as every rank is sent the error.
+        places=dict(itertools.islice(places.items(), _NAMED)),
+    )
+
+
+def remedy(places: Iterable[str]) -> str:
+    """What brings ranks together that are in these places."""
+    return _WHOLE_BATCH_HINT if any(WHOLE_BATCH in place for place in places) else _CALLS_HINT
 
 
 def script_place(operation: str) -> str:

@@ -24,7 +24,7 @@ from hpctrain.worker.comm.base import AnyArray, Group, Reduction
 from hpctrain.worker.comm.boards import StoreBoard
 from hpctrain.worker.comm.control import Bytes, CheckedControl, Words
 from hpctrain.worker.comm.rendezvous import listening_at, make_default_group, rendezvous
-from hpctrain.worker.comm.timeout import CONTROL, REDUCTION, Timeout, is_late
+from hpctrain.worker.comm.timeout import Timeout, is_late
 from hpctrain.worker.comm.torch_distributed_engine import TorchDistributedEngine
 
 if TYPE_CHECKING:
@@ -180,18 +180,16 @@ class TorchDistributedCommunicator(CheckedControl):
         """The flat tensors of all ranks, which may differ in length, through the group ``members``."""
         lengths = [torch.empty(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
         own = torch.tensor([len(flat)], device="cpu")
-        self.run(dist.all_gather, lengths, own, members, what=what, kind=REDUCTION)
-        parts = self._rows(flat, max(1, *(int(length) for length in lengths)), what, members, REDUCTION)
+        self.run(dist.all_gather, lengths, own, members, what=what)
+        parts = self._rows(flat, max(1, *(int(length) for length in lengths)), what, members)
         return [part[: int(length)] for part, length in zip(parts, lengths, strict=True)]
 
-    def _rows(
-        self, flat: torch.Tensor, longest: int, what: str, members: Any = None, kind: str = CONTROL
-    ) -> list[torch.Tensor]:
+    def _rows(self, flat: torch.Tensor, longest: int, what: str, members: Any = None) -> list[torch.Tensor]:
         """The flat tensors of all ranks, each padded with zeros to the length ``longest``."""
         padded = flat.new_zeros(longest)
         padded[: len(flat)] = flat
         parts = [torch.empty_like(padded) for _ in range(self.size)]
-        self.run(dist.all_gather, parts, padded, members, what=what, kind=kind)
+        self.run(dist.all_gather, parts, padded, members, what=what)
         return parts
 
     def start(self, collective: Callable[..., Any], *arguments: Any) -> Any:
@@ -205,19 +203,19 @@ class TorchDistributedCommunicator(CheckedControl):
         except RuntimeError as error:
             raise self._failed(error, collective.__name__) from error
 
-    def finish(self, handle: Any, what: str, *, kind: str = CONTROL, on_gpu: bool = False) -> None:
+    def finish(self, handle: Any, what: str, *, on_gpu: bool = False) -> None:
         """Wait for a collective. On a GPU only its stream waits, and NCCL's own watchdog ends what takes too long."""
         try:
             if not on_gpu:
-                self.timeout.wait(handle.is_completed, what, kind=kind)
+                self.timeout.wait(handle.is_completed, what)
             handle.wait()
         except RuntimeError as error:
             raise self._failed(error, what) from error
 
-    def run(self, collective: Callable[..., Any], *arguments: Any, what: str, kind: str = CONTROL) -> None:
+    def run(self, collective: Callable[..., Any], *arguments: Any, what: str) -> None:
         """Start a collective and wait for it."""
         tensors = arguments[0] if isinstance(arguments[0], list) else [arguments[0]]
-        self.finish(self.start(collective, *arguments), what, kind=kind, on_gpu=tensors[0].is_cuda)
+        self.finish(self.start(collective, *arguments), what, on_gpu=tensors[0].is_cuda)
 
     def explained(self, error: BaseException) -> BaseException:
         if isinstance(error, HpctrainError) or not is_late(error):
@@ -326,5 +324,5 @@ class TorchDistributedGroup(Group):
     def allreduce_torch(self, tensor: torch.Tensor) -> torch.Tensor:
         reduced = tensor.detach().clone(memory_format=torch.contiguous_format)
         summed = (reduced, dist.ReduceOp.SUM, self._members)
-        self._comm.run(dist.all_reduce, *summed, what=self._what, kind=self._what)
+        self._comm.run(dist.all_reduce, *summed, what=self._what)
         return reduced

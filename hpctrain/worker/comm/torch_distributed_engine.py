@@ -9,7 +9,6 @@ import torch.distributed as dist
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.engines import TorchEngine, Work, reduce_copy
-from hpctrain.worker.comm.timeout import REDUCTION
 
 if TYPE_CHECKING:
     from hpctrain.worker.comm.torch_distributed import TorchDistributedCommunicator
@@ -23,7 +22,7 @@ class _Work(Work):
         self._on_gpu = on_gpu
 
     def wait(self) -> None:
-        self._comm.finish(self._handle, self._name, kind=REDUCTION, on_gpu=self._on_gpu)
+        self._comm.finish(self._handle, self._name, on_gpu=self._on_gpu)
         # The handle would keep Gloo's sockets open, even after the end of the group.
         self._handle = None
 
@@ -46,12 +45,12 @@ class _WideWork(Work):
         self._handle = comm.start(dist.all_to_all_single, self._received, self._sent, None, None, members)
 
     def wait(self) -> None:
-        self._comm.finish(self._handle, self._name, kind=REDUCTION)
+        self._comm.finish(self._handle, self._name)
         self._handle = None
         parts = self._received.view(self._comm.size, -1)
         mean = parts.float().mean(dim=0).to(self._buffer.dtype)
         everyone = list(self._sent.chunk(self._comm.size))
-        self._comm.run(dist.all_gather, everyone, mean, self._members, what=self._name, kind=REDUCTION)
+        self._comm.run(dist.all_gather, everyone, mean, self._members, what=self._name)
         self._members = None
         self._buffer.copy_(self._sent[: len(self._buffer)])
 
@@ -92,6 +91,6 @@ class TorchDistributedEngine(TorchEngine):
 
     def broadcast(self, tensor: torch.Tensor, name: str, root: int = 0) -> None:
         flat = tensor.detach().reshape(-1)
-        self._comm.run(dist.broadcast, flat.view(torch.uint8), root, self._members, what=name, kind=REDUCTION)
+        self._comm.run(dist.broadcast, flat.view(torch.uint8), root, self._members, what=name)
         if flat.data_ptr() != tensor.data_ptr():
             tensor.copy_(flat.view(tensor.shape))

@@ -15,7 +15,7 @@ from hpctrain.worker.comm.process_group.engine import GroupEngine
 from hpctrain.worker.comm.process_group.group import NAME, HpctrainGroup
 from hpctrain.worker.comm.rank_run import run
 from hpctrain.worker.comm.rendezvous import make_default_group, rendezvous
-from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout
+from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -38,7 +38,7 @@ class Groups:
         self._timeout = timeout
         self._host = host
         self._crowded = crowded
-        with timeout.blocking("forming a process group", COLLECTIVE):
+        with timeout.blocking("forming a process group"):
             self._world = world.Dup()
         self._made: list[HpctrainGroup] = []
         if NAME.upper() not in dist.Backend._plugins:
@@ -60,7 +60,7 @@ class Groups:
         """A group of some ranks. Collective over them."""
         own = self._world.Get_group()
         members = own.Incl(ranks)
-        with self._timeout.blocking("forming a process group", COLLECTIVE):
+        with self._timeout.blocking("forming a process group"):
             comm = self._world.Create_group(members, zlib.crc32(name.encode()) % _LARGEST_TAG)
         members.Free()
         own.Free()
@@ -75,7 +75,7 @@ class Groups:
         for group in self._made:
             group.shutdown()
         self._made.clear()
-        with self._timeout.blocking("destroying a process group", COLLECTIVE):
+        with self._timeout.blocking("destroying a process group"):
             self._world.Free()
         run.groups = None
 

@@ -18,7 +18,7 @@ from hpctrain.worker.comm.process_group.reductions import Reduction
 from hpctrain.worker.comm.process_group.staging import NodesOfRanks, StagingBuffers
 from hpctrain.worker.comm.shared.kernels import cut
 from hpctrain.worker.comm.shared.segments import LINE_BYTES, Pause
-from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout
+from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -60,7 +60,7 @@ class Collectives:
         """Wait until all ranks have come."""
         self._staging.meet()
         if len(self._places.nodes) > 1:
-            self._timeout.finish(self._comm.Ibarrier, self._staging.what, kind=COLLECTIVE, pause=self._staging.pause)
+            self._timeout.finish(self._comm.Ibarrier, self._staging.what, pause=self._staging.pause)
 
     def gather(self, own: torch.Tensor, targets: Sequence[torch.Tensor | None], sizes: Sequence[int]) -> None:
         """Copy each rank's data to its target on every rank that has one for it.
@@ -247,7 +247,6 @@ class Collectives:
             lambda: MPI.Request.Testall(requests),
             self._staging.what,
             lambda: missing,
-            kind=COLLECTIVE,
             pause=self._staging.pause,
             keep=(requests, sends, receives),
         )

@@ -18,7 +18,7 @@ from hpctrain.worker.comm.process_group.staging import NodesOfRanks, StagingBuff
 from hpctrain.worker.comm.shared.nodes import LocalNode
 from hpctrain.worker.comm.shared.segments import Pause
 from hpctrain.worker.comm.shared.worker import Task, Worker, no_pause, sleep, threads_may_call_mpi
-from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout
+from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -41,7 +41,7 @@ class GroupEngine:
         self.rank, self.size = comm.rank, comm.size
         self._timeout = timeout
         self._comm = comm
-        with timeout.blocking(_FORMING, COLLECTIVE):
+        with timeout.blocking(_FORMING):
             self._message_comm = comm.Dup()
             self._node = LocalNode(comm)
         self._beside = threads_may_call_mpi()
@@ -73,8 +73,8 @@ class GroupEngine:
         self._freed = True
         self._worker.close()
         self.messages.close()
-        self._timeout.finish(self._comm.Ibarrier, _LEAVING, kind=COLLECTIVE)
-        with self._timeout.blocking(_LEAVING, COLLECTIVE):
+        self._timeout.finish(self._comm.Ibarrier, _LEAVING)
+        with self._timeout.blocking(_LEAVING):
             self._staging.free()
             self._node.free()
             self._message_comm.Free()

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.shared.segments import Pause
-from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout
+from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -172,7 +172,7 @@ class MessageWork(dist.Work):
         missing = [] if self._rank is None else [self._messages.numbers[self._rank]]
         try:
             self._messages.timeout.wait(
-                self._is_done, self._what, lambda: missing, kind=COLLECTIVE, pause=self._messages.pause, keep=self
+                self._is_done, self._what, lambda: missing, pause=self._messages.pause, keep=self
             )
         except BaseException as error:
             self.error = self.error or error

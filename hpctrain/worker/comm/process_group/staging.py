@@ -11,7 +11,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.shared.nodes import LocalNode
 from hpctrain.worker.comm.shared.segments import LINE_BYTES, Pause, Segment
 from hpctrain.worker.comm.shared.worker import no_pause
-from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout
+from hpctrain.worker.comm.timeout import Timeout
 
 _FIRST_BYTES = 1 << 16
 # The largest piece of one rank. Half as much takes a tenth longer where ranks share their cores with others, because
@@ -38,7 +38,7 @@ class StagingBuffers:
 
     def _allocate(self, half: int) -> None:
         self._half = half
-        self._segment = Segment(self._node, 2 * half, self._timeout, COLLECTIVE)
+        self._segment = Segment(self._node, 2 * half, self._timeout)
         views = [torch.from_numpy(view) for view in self._segment.views]
         self._halves = [[view[start : start + half] for view in views] for start in (0, half)]
         index = self._segment.index
@@ -72,7 +72,7 @@ class StagingBuffers:
         if slots * step > self._half:
             # Proves that all ranks are in the same collective before they free the segment together.
             self.meet()
-            with self._timeout.blocking("giving shared memory back", COLLECTIVE):
+            with self._timeout.blocking("giving shared memory back"):
                 self._forget()
                 self._segment.free()
             self._allocate(max(slots * step, min(2 * self._half, _MOST_BYTES)))

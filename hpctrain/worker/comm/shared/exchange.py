@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hpctrain.worker.comm.shared.kernels import Array, add_up, blocks, convert, cut
 from hpctrain.worker.comm.shared.segments import Pause
-from hpctrain.worker.comm.timeout import REDUCTION, Timeout
+from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -82,7 +82,6 @@ class Exchange:
             self._timeout.wait(
                 under_way.advance,
                 what,
-                kind=REDUCTION,
                 pause=pause,
                 progress=lambda: under_way.messages,
                 keep=under_way,

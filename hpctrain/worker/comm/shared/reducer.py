@@ -15,7 +15,7 @@ from hpctrain.worker.comm.shared.means import Buffer, Mean, mean_at_once, mean_b
 from hpctrain.worker.comm.shared.nodes import LocalNode
 from hpctrain.worker.comm.shared.segments import Bytes, Pause, Segment
 from hpctrain.worker.comm.shared.worker import Task, Worker, no_pause, threads_may_call_mpi
-from hpctrain.worker.comm.timeout import REDUCTION, Timeout
+from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -113,7 +113,7 @@ class Reducer:
         own = np.frombuffer(description.encode()[:256].ljust(256), dtype=np.uint8)
         everyone = np.empty((self._world.size, 256), dtype=np.uint8)
         what = f"agreeing on {description}"
-        self._timeout.finish(lambda: self._world.Iallgather(own, everyone), what, kind=REDUCTION)
+        self._timeout.finish(lambda: self._world.Iallgather(own, everyone), what)
         for rank, theirs in enumerate(everyone):
             if (theirs != everyone[0]).any():
                 first, other = (row.tobytes().decode(errors="replace").strip() for row in (everyone[0], theirs))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.shared.nodes import LocalNode
-from hpctrain.worker.comm.timeout import REDUCTION, Timeout
+from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -33,7 +33,6 @@ class Segment:
 
     Args:
         nbytes: the size of one rank's buffer.
-        kind: the kind of the waits, see :class:`hpctrain.worker.comm.timeout.Wait`.
 
     Attributes:
         views: the buffers of all local ranks, by local rank.
@@ -43,10 +42,9 @@ class Segment:
         marks: two more words of each local rank, for two barriers in turn.
     """
 
-    def __init__(self, node: LocalNode, nbytes: int, timeout: Timeout, kind: str = REDUCTION) -> None:
+    def __init__(self, node: LocalNode, nbytes: int, timeout: Timeout) -> None:
         self._others = [rank for rank in node.ranks if rank != node.ranks[node.comm.rank]]
         self._timeout = timeout
-        self._kind = kind
         self.barriers = 0
         with timeout.blocking("allocating shared memory"):
             self._allocate(node.comm, nbytes)
@@ -138,7 +136,7 @@ class Segment:
                 pause()
             else:
                 arrived = functools.partial(_has_arrived, counter, count)
-                self._timeout.wait(arrived, what, self._missing, kind=self._kind, pause=pause)
+                self._timeout.wait(arrived, what, self._missing, pause=pause)
         self._sync()
 
     def _missing(self) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import time
 import weakref
 from types import SimpleNamespace
@@ -11,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from hpctrain.common.settings import stall_seconds
-from hpctrain.worker.comm.timeout import REDUCTION, Timeout
+from hpctrain.worker.comm.timeout import Timeout
 from support.refusals import refused
 
 
@@ -44,7 +43,7 @@ def test_a_wait_ends_when_it_is_done_and_is_known_until_then(timeout):
     ],
 )
 def test_a_timeout_names_whom_it_waited_for(timeout, stalled, missing, whom):
-    timeout.watch = SimpleNamespace(stalled=lambda: stalled, deadlock=lambda: None)
+    timeout.watch = SimpleNamespace(awaited=lambda: stalled)
     with refused("HT-wait-timed-out", who="rank 1 on here", seconds=0.05, what="bucket 3") as failure:
         timeout.wait(lambda: False, "bucket 3", lambda: missing)
     assert failure.value.exit_code == 4
@@ -73,31 +72,6 @@ def test_stalls_are_named_before_the_timeout(monkeypatch, stall, timeout, second
     for name, text in (("HPCTRAIN_STALL", stall), ("HPCTRAIN_TIMEOUT", timeout)):
         monkeypatch.delenv(name, raising=False) if text is None else monkeypatch.setenv(name, text)
     assert stall_seconds() == seconds
-
-
-def test_a_thread_beside_the_script_that_uses_the_control_plane_does_not_lead(monkeypatch):
-    monkeypatch.setenv("HPCTRAIN_TIMEOUT", "60")
-    waiting = Timeout("rank 1 on here")
-    ends = threading.Event()
-    threads = []
-
-    def begin(what: str, **kind: str) -> None:
-        threads.append(threading.Thread(target=waiting.wait, args=(ends.is_set, what), kwargs=kind, daemon=True))
-        threads[-1].start()
-        while len(waiting._waits) < len(threads):
-            time.sleep(0.001)
-
-    begin("a checkpoint")
-    assert waiting.oldest().what == "a checkpoint" and waiting.leading() is None
-    with waiting.blocking("small"):
-        assert waiting.leading().what == "small"
-    # Autograd has threads of its own, for which the script waits.
-    begin("bucket 3", kind=REDUCTION)
-    assert waiting.oldest().what == "a checkpoint" and waiting.leading().what == "bucket 3"
-    ends.set()
-    for thread in threads:
-        thread.join()
-    assert waiting.leading() is None
 
 
 def test_the_limit_counts_from_the_last_that_came(timeout):
