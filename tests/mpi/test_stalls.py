@@ -26,22 +26,6 @@ for step in range(10):
     engine.allreduce(buffer, "small bucket").wait()
 """
 
-STOPS_IN_PYTORCH = """
-import os, signal
-import torch
-import hpctrain as ht
-comm = ht.init()
-model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-ht.distribute(model, optimizer, mesh=ht.mesh(dp_shard=comm.size))
-for step in range(3):
-    if step == 1 and comm.rank == 1:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    model(torch.ones(2, 8)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-
 
 @pytest.fixture(scope="module")
 def parts(mpirun) -> dict[str, str]:
@@ -113,21 +97,6 @@ def test_over_gloo_every_other_rank_names_the_one_that_is_stopped(mpirun):
         assert (each["code"], each["exit_code"]) == ("HT-wait-timed-out", 4)
         assert each["values"]["ranks"] == f"rank 1 on {each['host']}"
         assert each["values"]["what"] == "bucket" and each["after"] > 3.5
-
-
-@pytest.mark.long
-def test_a_rank_that_is_stopped_is_named_in_calls_of_pytorchs_own_over_gloo(hpctrain, tmp_path):
-    (tmp_path / "script.py").write_text(STOPS_IN_PYTORCH)
-    result = hpctrain(
-        *("run", "script.py", "-np", "3", "--oversubscribe", "--backend", "gloo", "--run-dir", "run"),
-        timeout=200,
-        HPCTRAIN_TIMEOUT="3",
-    )
-    assert result.returncode == 4, result.stdout
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["status"], summary["failure"]["code"]) == ("resumable", "HT-wait-timed-out")
-    assert summary["failure"]["rank"] != 1
-    assert " for rank 1 on " in summary["failure"]["message"]
 
 
 @pytest.mark.long

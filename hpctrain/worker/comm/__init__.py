@@ -230,17 +230,9 @@ def _abort_on_exception() -> None:
         show(kind, error, trace)
         if forks.is_fork():
             return
-        if (said := explained(error)) is not error and isinstance(said, HpctrainError):
-            tell(f"hpctrain: {said}")
-        _abort(_exit_code(said))
+        _abort(_exit_code(original_error(error)))
 
     sys.excepthook = report_and_abort
-
-
-def explained(error: BaseException) -> BaseException:
-    """The error that ends this rank, as it was raised first, and in hpctrain's words where a library's say less."""
-    found = original_error(error)
-    return found if run.comm is None or forks.is_fork() else run.comm.explained(found)
 
 
 def _exit_code(error: BaseException) -> int:

@@ -320,10 +320,6 @@ class Communicator(ABC):
         """Whether ranks are known to have died since the run was formed or re-formed."""
         return False
 
-    def explained(self, error: BaseException) -> BaseException:
-        """The error that ends this rank, in hpctrain's words where it comes from a wait in a library's own calls."""
-        return error
-
     def agree(self) -> None:
         """A barrier that every rank passes; if :attr:`fault_tolerant`, all live ranks pass it, or none does.
 

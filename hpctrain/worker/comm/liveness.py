@@ -40,8 +40,6 @@ _SILENT_SECONDS = 8.0
 _LOOK_AGAIN_SECONDS = 10.0
 # How many stalled ranks are inspected at most. On a host that hangs, all are in the same state.
 _LOOKS = 4
-# In which time the limits of ranks end that wait in one call of PyTorch's own: the first closes its connections.
-_LEAVE_SECONDS = 3.0
 # How long the last line of a run may take to mpirun.
 _FORWARD_SECONDS = 0.5
 
@@ -83,21 +81,15 @@ class LivenessWatch:
         self._answer_seconds = min(_ANSWER_SECONDS, self._stall / 2)
         self._announce_seconds = min(_ANNOUNCE_SECONDS, self._stall / 4)
         self._works = board.works
-        # The longest wait, when to look for stalled ranks in it, those named so far, and whether any was reported.
+        # The longest wait; whether it was announced, and when to do so again.
         self._wait: Wait | None = None
-        self._look_at = 0.0
-        self._named: set[int] = set()
-        self._reported = False
+        self._announced, self._announce_at = False, 0.0
+        # When to look for stalled ranks in it, those named so far, and whether any was reported.
+        self._look_at, self._named, self._reported = 0.0, set[int](), False
         # The ranks that this one waits for in vain, with their names.
         self._awaited: dict[int, str] = {}
-        # The wait that is shown on the board once it lasts, when to show it again, and whether it was shown.
-        self._shown: Wait | None = None
-        self._show_at = 0.0
-        self._announced = False
         # What each rank has announced last, and since when.
         self._heard: dict[int, tuple[Announced, float]] = {}
-        # The ranks that wait, or whose limit of a wait is over, once this one's is.
-        self._expired: set[int] = set()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hpctrain-waits", daemon=True)
 
@@ -118,19 +110,6 @@ class LivenessWatch:
         """The ranks that this one waits for in vain, by their first numbers: who and where; none where not known."""
         return {self._peers[rank].first_rank: name for rank, name in self._awaited.items()}
 
-    def missing(self) -> Mapping[int, str]:
-        """The ranks that have not come to a call of PyTorch's own, in which this one has waited to the limit.
-
-        That is over on the others that wait there at nearly the same time. None is known where the board is stopped.
-        """
-        since = time.monotonic() - self._timeout.seconds
-        self._timeout.expired = Wait(what="a call of torch.distributed", since=since)
-        time.sleep(_LEAVE_SECONDS)
-        late = self._expired
-        if self._rank in late:
-            self._awaited = {rank: str(peer) for rank, peer in enumerate(self._peers) if rank not in late}
-        return self.awaited()
-
     def _run(self) -> None:
         while not self._closing.wait(self._answer_seconds / 8):
             self.look(time.monotonic())
@@ -138,43 +117,42 @@ class LivenessWatch:
     def look(self, now: float) -> None:
         """Announce a long wait or its end, and find out for whom this rank waits."""
         wait = self._timeout.oldest()
-        if wait != self._wait:
-            if self._wait and self._reported:
-                _say(f"the wait in {self._wait.what} ended after {now - self._wait.since:.0f} s")
-            self._wait, self._named, self._reported = wait, set(), False
-            if wait:
-                self._awaited = {}
-                self._look_at = wait.since + self._stall + self._answer_seconds
         if self._works:
             try:
-                self._exchange(now)
+                self._exchange(wait, now)
             except RuntimeError:
                 # The connections of the wait itself report what has happened to the other ranks.
                 self._works = False
         if wait and wait.blocked and now - wait.since > self._timeout.seconds:
             self._give_up(self._timeout.out_of_time(wait.what))
 
-    def _exchange(self, now: float) -> None:
+    def _exchange(self, wait: Wait | None, now: float) -> None:
         self._board.receive()
-        self._announce(self._wait or self._timeout.expired, now)
-        if self._timeout.expired:
-            self._expired = set(self._board.read())
+        if wait != self._wait:
+            self._begin(wait, now)
+        if wait is None:
+            return
+        if now >= self._announce_at:
+            self._board.announce(Announced(self._place(wait), now - wait.since))
+            self._announced, self._announce_at = True, now + _AGAIN_SECONDS
         # Begun in time to see which ranks repeat what they have announced.
-        if self._wait and now >= self._look_at - _SILENT_SECONDS - _AGAIN_SECONDS:
+        if now >= self._look_at - _SILENT_SECONDS - _AGAIN_SECONDS:
             waits = self._waiting(now)
             if waits and now >= self._look_at:
                 self._look_at = now + max(self._stall, _LOOK_AGAIN_SECONDS)
                 self._name_awaited(waits)
 
-    def _announce(self, wait: Wait | None, now: float) -> None:
-        if wait != self._shown:
-            if self._announced:
-                self._board.announce(None)
-            self._shown, self._announced = wait, False
-            self._show_at = wait.since + self._announce_seconds if wait else 0.0
-        if wait and now >= self._show_at:
-            self._board.announce(Announced(self._place(wait), now - wait.since))
-            self._announced, self._show_at = True, now + _AGAIN_SECONDS
+    def _begin(self, wait: Wait | None, now: float) -> None:
+        if self._wait and self._reported:
+            _say(f"the wait in {self._wait.what} ended after {now - self._wait.since:.0f} s")
+        if self._announced:
+            self._board.announce(None)
+        self._wait, self._announced = wait, False
+        self._named, self._reported = set(), False
+        if wait:
+            self._awaited = {}
+            self._announce_at = wait.since + self._announce_seconds
+            self._look_at = wait.since + self._stall + self._answer_seconds
 
     def _place(self, wait: Wait) -> str:
         if self._timeout.leaving:

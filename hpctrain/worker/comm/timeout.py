@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -57,21 +56,6 @@ def _script_waits() -> contextlib.AbstractContextManager[None]:
     return run.times.waits() if threading.current_thread() is threading.main_thread() else contextlib.nullcontext()
 
 
-# What Gloo's errors say, in PyTorch's own calls too.
-_TIMED_OUT = re.compile(r"Timed out waiting \d+ms")
-
-
-def is_late(error: BaseException | None) -> bool:
-    """Whether a wait lasted for too long, as an error or one that caused it says."""
-    while error is not None:
-        if isinstance(error, HpctrainError) and error.code == "HT-wait-timed-out":
-            return True
-        if isinstance(error, RuntimeError) and _TIMED_OUT.search(str(error)):
-            return True
-        error = error.__cause__
-    return False
-
-
 class Timeout:
     """Waits, with a limit, for something that other ranks do.
 
@@ -84,8 +68,6 @@ class Timeout:
         survival: knows which ranks have died; None where ranks cannot go on without them.
         leaving: whether this rank's work is done, and it only waits for the others to end.
         interrupted: since when a KeyboardInterrupt waits for the main thread to come back to Python.
-        expired: the last wait whose limit was over. Others whose time is over at nearly the same time must not take
-            this rank for the one that they wait for.
     """
 
     interrupted: float = math.inf
@@ -94,7 +76,6 @@ class Timeout:
         self._who = who
         self.seconds = TIMEOUT.read()
         self.leaving = False
-        self.expired: Wait | None = None
         self._waits: dict[object, Wait] = {}
         self.watch: LivenessWatch | None = None
         self.survival: Survival | None = None
@@ -178,7 +159,7 @@ class Timeout:
                 return
         thread = threading.get_ident()
         wait = Wait(what=what, since=since)
-        self._waits[thread], self.expired = wait, None
+        self._waits[thread] = wait
         reached = progress()
         try:
             while not done():
@@ -193,7 +174,6 @@ class Timeout:
                     self.survival.check()
                 self._check_interrupt(what, now)
                 if waited > self.seconds:
-                    self.expired = wait
                     raise self.out_of_time(what, missing())
                 time.sleep(_SLEEP_SECONDS if waited < _LONG_SECONDS else _LONG_SLEEP_SECONDS)
         finally:

@@ -24,7 +24,7 @@ from hpctrain.worker.comm.base import AnyArray, Group, Reduction
 from hpctrain.worker.comm.boards import StoreBoard
 from hpctrain.worker.comm.control import Bytes, CheckedControl, Words
 from hpctrain.worker.comm.rendezvous import listening_at, make_default_group, rendezvous
-from hpctrain.worker.comm.timeout import Timeout, is_late
+from hpctrain.worker.comm.timeout import Timeout
 from hpctrain.worker.comm.torch_distributed_engine import TorchDistributedEngine
 
 if TYPE_CHECKING:
@@ -216,14 +216,6 @@ class TorchDistributedCommunicator(CheckedControl):
         """Start a collective and wait for it."""
         tensors = arguments[0] if isinstance(arguments[0], list) else [arguments[0]]
         self.finish(self.start(collective, *arguments), what, on_gpu=tensors[0].is_cuda)
-
-    def explained(self, error: BaseException) -> BaseException:
-        if isinstance(error, HpctrainError) or not is_late(error):
-            return error
-        missing = self._watch.missing() if self._watch else ()
-        said = self.timeout.out_of_time("a call of torch.distributed", [*missing])
-        said.__cause__ = error
-        return said.with_traceback(error.__traceback__)
 
     def _failed(self, error: Exception, what: str) -> HpctrainError:
         # Gloo's messages begin with a source file, and end with advice.

@@ -44,6 +44,7 @@ from hpctrain.worker.adapters.script_libraries import (
     serve_torchrun_scripts,
 )
 from hpctrain.worker.comm import forks
+from hpctrain.worker.comm.graph_errors import original_error
 from hpctrain.worker.comm.rank_run import end_job
 from hpctrain.worker.comm.script_location import note_exit
 from hpctrain.worker.comm.stalls import reports
@@ -248,7 +249,7 @@ def _ending_by(raised: BaseException, script: Script | None, conclude: Callable[
     if isinstance(raised, SystemExit):
         left = exit_status(raised)
         return _recorded(left and _after_interrupt(left), script)
-    error = comm.explained(raised)
+    error = original_error(raised)
     if script is None and isinstance(error, ModuleNotFoundError):
         error = missing_extra(error) or error
     ending = _after_interrupt(describe(error))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
-from types import SimpleNamespace
 
 from hpctrain.worker.comm import liveness
-from hpctrain.worker.comm.boards import Announced, Board, StoreBoard
+from hpctrain.worker.comm.boards import Announced, Board
 from hpctrain.worker.comm.liveness import LivenessWatch, Peer
 from hpctrain.worker.comm.timeout import Timeout, Wait
-from support import needs
 
 
 class Shared(Board):
@@ -93,22 +90,3 @@ def test_ranks_that_wait_in_different_places_are_named_once_with_these_and_what_
     assert told.count("ht.shard") == 1
     assert "rank 1 on h1, in barrier at the end of its script" in ranks.ranks[0].awaited()[1]
     assert list(ranks.ranks[1].awaited()) == [0, 2]
-
-
-@needs.pytorch
-def test_the_rank_that_does_not_come_to_a_call_of_pytorchs_own_is_missing(monkeypatch):
-    """Ranks 0 and 1 wait in it to the limit, at nearly the same time."""
-    from torch.distributed import HashStore
-
-    store = HashStore()
-    three = [watch(StoreBoard(store, rank, 3), rank, 3) for rank in range(3)]
-
-    def others_look(_):
-        for _ in range(2):
-            for rank in three:
-                rank.look(time.monotonic())
-
-    monkeypatch.setattr(liveness, "time", SimpleNamespace(monotonic=time.monotonic, sleep=others_look))
-    assert three[0].missing() == {1: "rank 1 on h1", 2: "rank 2 on h1"}, "the limit of rank 1 is not over yet"
-    assert three[1].missing() == {2: "rank 2 on h1"}
-    assert three[0].missing() == {2: "rank 2 on h1"}
