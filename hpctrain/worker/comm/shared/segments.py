@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from mmap import PAGESIZE
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -52,12 +51,8 @@ class Segment:
     def _allocate(self, comm: MPI.Intracomm, nbytes: int) -> None:
         from mpi4py import MPI
 
-        # Each rank's part begins at a page, which the kernel places next to the core that writes to it first. A single
-        # rank's memory may come from malloc, which shares pages with other data. CUDA locks whole pages, and each only
-        # once, so that rank gets pages of its own.
+        # Each rank's part begins at a page, which the kernel places next to the core that writes to it first.
         room = LINE_BYTES + nbytes
-        if comm.size == 1:
-            room = PAGESIZE * (2 + room // PAGESIZE)
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
         try:
             self._window = MPI.Win.Allocate_shared(room, 1, info, comm)
@@ -80,8 +75,6 @@ class Segment:
         self._window.Lock_all(MPI.MODE_NOCHECK)
         memories = [cast(memoryview, self._window.Shared_query(rank)[0]) for rank in range(comm.size)]
         memories = [memoryview(memory).cast("B") for memory in memories]
-        if comm.size == 1:
-            memories = [memories[0][-_address(memories[0]) % PAGESIZE :]]
         self.views: list[Bytes] = [
             np.frombuffer(memory, dtype=np.uint8, count=nbytes, offset=LINE_BYTES) for memory in memories
         ]
@@ -157,10 +150,6 @@ class Segment:
         self._own_counter.release()
         self._window.Unlock_all()
         self._window.Free()
-
-
-def _address(memory: memoryview) -> int:
-    return int(np.frombuffer(memory, dtype=np.uint8).ctypes.data)
 
 
 def _has_arrived(counter: memoryview, count: int) -> bool:
