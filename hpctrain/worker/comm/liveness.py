@@ -26,7 +26,7 @@ from hpctrain.common.settings import TIMEOUT, stall_seconds
 from hpctrain.common.stderr import tell
 from hpctrain.worker.comm.boards import Announced, Board
 from hpctrain.worker.comm.rank_run import end_job
-from hpctrain.worker.comm.script_location import left_at, remedy, script_line
+from hpctrain.worker.comm.script_location import remedy, script_place
 from hpctrain.worker.comm.stalls import reports, request_stack
 from hpctrain.worker.comm.timeout import Timeout, Wait
 
@@ -133,7 +133,8 @@ class LivenessWatch:
         if wait is None:
             return
         if now >= self._announce_at:
-            self._board.announce(Announced(self._place(wait), now - wait.since))
+            place = script_place(wait.what, ended=self._timeout.leaving, passes=self._passes())
+            self._board.announce(Announced(place, now - wait.since))
             self._announced, self._announce_at = True, now + _AGAIN_SECONDS
         # Begun in time to see which ranks repeat what they have announced.
         if now >= self._look_at - _SILENT_SECONDS - _AGAIN_SECONDS:
@@ -153,16 +154,6 @@ class LivenessWatch:
             self._awaited = {}
             self._announce_at = wait.since + self._announce_seconds
             self._look_at = wait.since + self._stall + self._answer_seconds
-
-    def _place(self, wait: Wait) -> str:
-        if self._timeout.leaving:
-            at = f" at the end of its script{left_at()}"
-        else:
-            line = script_line()
-            at = f" at {line}" if line else ""
-        # Those of DistributedDataParallel are not counted.
-        after = f", after backward pass {self._passes()}" if self._passes() else ""
-        return f"{wait.what}{at}{after}"
 
     def _name_awaited(self, waits: Mapping[int, Announced]) -> None:
         """Find the ranks that do not wait. The lowest waiting rank names those that it has not named yet."""
