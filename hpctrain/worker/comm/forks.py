@@ -132,11 +132,3 @@ def _begin_fork() -> None:
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
     atexit.register(_end)
-    # Raised in another way, hpctrain.worker.train.rank, which runs the script, notes its status.
-    sys.exit = _exit
-
-
-def _exit(code: str | int | None = None, /) -> NoReturn:
-    error = SystemExit(code)
-    _process.status = exit_status(error)
-    raise error
