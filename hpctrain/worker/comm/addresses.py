@@ -52,27 +52,18 @@ def exchange_addresses(
             that needs no port.
     """
     hosts = allgather(world, timeout, host, what)
-    own: tuple[str, int] | HpctrainError
+    own: tuple[str, int] | Exception
     own_socket = None
     try:
         address = own_address(host, hosts)
         own_socket = make_socket(address) if make_socket else None
         own = address, own_socket.getsockname()[1] if own_socket else 0
-    except HpctrainError as error:
+    except (HpctrainError, OSError) as error:
         own = error
-    except OSError as error:
-        own = HpctrainError(
-            "HT-network-unreachable",
-            "rank {rank} on {host} has no address that the others can reach: {reason}",
-            REMEDY,
-            rank=world.rank,
-            host=host,
-            reason=str(error),
-        )
     # A rank that failed takes part as well, or the others would wait for it.
     endpoints = []
     for end in allgather(world, timeout, own, what):
-        if isinstance(end, HpctrainError):
+        if isinstance(end, Exception):
             raise end
         endpoints.append(end)
     return RankAddresses(hosts=hosts, endpoints=endpoints, own_socket=own_socket)

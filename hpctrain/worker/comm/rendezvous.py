@@ -71,15 +71,11 @@ def listening_at(address: str | None) -> Iterator[None]:
 
     By itself Gloo takes the address that the host's name resolves to, which may be another network's or the loopback's.
     """
-    interfaces = (
-        []
-        if address is None
-        else [
-            name
-            for name, entries in psutil.net_if_addrs().items()
-            if address in (str(entry.address).partition("%")[0] for entry in entries)
-        ]
-    )
+    interfaces = [
+        name
+        for name, entries in psutil.net_if_addrs().items()
+        if any(address == entry.address.partition("%")[0] for entry in entries)
+    ]
     if not interfaces or INTERFACE in os.environ:
         yield
         return

@@ -104,8 +104,7 @@ class Timeout:
 
     def abandon(self, requests: object) -> None:
         """Keep requests that no thread waits for any more alive: MPI may write into their buffers until it ends."""
-        if requests is not None:
-            _abandoned.append(requests)
+        _abandoned.append(requests)
 
     def wait(
         self,
@@ -138,7 +137,8 @@ class Timeout:
                 with _script_waits():
                     self._poll(done, what, missing, check_deaths, pause, progress)
         except BaseException as error:
-            self.abandon(keep)
+            if keep is not None:
+                self.abandon(keep)
             self._explain(error)
             raise
 
@@ -158,8 +158,7 @@ class Timeout:
             if done():
                 return
         thread = threading.get_ident()
-        wait = Wait(what=what, since=since)
-        self._waits[thread] = wait
+        wait = self._waits[thread] = Wait(what=what, since=since)
         reached = progress()
         try:
             while not done():

@@ -37,8 +37,7 @@ class Segment:
         views: the buffers of all local ranks, by local rank.
         own: this rank's buffer, zeroed at first.
         barriers: how many barriers this rank has begun.
-        words: a word of each local rank: others load after a barrier what it stored before.
-        marks: two more words of each local rank, for two barriers in turn.
+        marks: two words of each local rank, for two barriers in turn; others load after a barrier what it stored.
     """
 
     def __init__(self, node: LocalNode, nbytes: int, timeout: Timeout) -> None:
@@ -81,12 +80,11 @@ class Segment:
         self.index = comm.rank
         self.own = self.views[comm.rank]
         self._counters = [memory[:8].cast("q") for memory in memories]
-        self.words = [memory[8:16].cast("q") for memory in memories]
-        self.marks = [memory[16:32].cast("q") for memory in memories]
+        self.marks = [memory[8:24].cast("q") for memory in memories]
         self._own_counter = self._counters.pop(comm.rank)
         self._sync = self._window.Sync
         self.own[:] = 0
-        self._own_counter[0] = self.words[self.index][0] = 0
+        self._own_counter[0] = 0
         # No rank may read a counter before it is zeroed.
         self._window.Sync()
         comm.Barrier()
@@ -141,7 +139,6 @@ class Segment:
         self.views = []
         self.own = np.empty(0, dtype=np.uint8)
         self._counters = []
-        self.words = []
         self.marks = []
 
     def free(self) -> None:
