@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpctrain.common.errors import HpctrainError, abbreviated
@@ -28,8 +28,6 @@ _SLEEP_SECONDS = 20e-6
 # After this time a wait counts as long, and its end need not be noticed at once.
 _LONG_SECONDS = 0.01
 _LONG_SLEEP_SECONDS = 0.0005
-# While data is arriving, a wait counts as a new one after this time.
-_RENEWED_SECONDS = 1.0
 # How long a wait goes on while the main thread has not taken Ctrl-C.
 _INTERRUPTED_SECONDS = 5.0
 # Requests of MPI that no thread waits for any more.
@@ -114,7 +112,6 @@ class Timeout:
         *,
         check_deaths: bool = True,
         pause: Callable[[], object] = lambda: None,
-        progress: Callable[[], int] = int,
         keep: object = None,
     ) -> None:
         """Poll ``done`` until it is true.
@@ -125,7 +122,6 @@ class Timeout:
             missing: gives the ranks that have not come yet, by their numbers at the start of the run, where known.
             check_deaths: whether a rank's death ends the wait; False where MPI itself ends it, on all ranks alike.
             pause: is called between two polls.
-            progress: gives a number that grows while data is arriving; the limit counts from its last growth.
             keep: requests to :meth:`abandon` if the wait fails.
 
         Raises:
@@ -135,7 +131,7 @@ class Timeout:
         try:
             if not done():
                 with _script_waits():
-                    self._poll(done, what, missing, check_deaths, pause, progress)
+                    self._poll(done, what, missing, check_deaths, pause)
         except BaseException as error:
             if keep is not None:
                 self.abandon(keep)
@@ -149,25 +145,18 @@ class Timeout:
         missing: Callable[[], Sequence[int]],
         check_deaths: bool,
         pause: Callable[[], object],
-        progress: Callable[[], int],
     ) -> None:
-        # The begin of the wait, and later the time of the last progress.
         since = time.monotonic()
         while time.monotonic() - since < _SPIN_SECONDS:
             pause()
             if done():
                 return
         thread = threading.get_ident()
-        wait = self._waits[thread] = Wait(what=what, since=since)
-        reached = progress()
+        self._waits[thread] = Wait(what=what, since=since)
         try:
             while not done():
                 pause()
                 now = time.monotonic()
-                if progress() > reached:
-                    reached, since = progress(), now
-                    if since - wait.since > _RENEWED_SECONDS:
-                        wait = self._waits[thread] = replace(wait, since=since)
                 waited = now - since
                 if check_deaths and self.survival:
                     self.survival.check()

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-# MPI counts the bytes of a message in a signed 32-bit integer.
-_MOST_BYTES = 2**31 - 1
 # The shortest and the longest sleep of the thread between two polls.
 _LEAST_SECONDS, _MOST_SECONDS = 50e-6, 0.002
 
@@ -88,14 +86,6 @@ class Messages:
     ) -> MessageWork:
         if self._closed:
             raise HpctrainError("HT-group-destroyed", "{call}: the process group has been destroyed", call=what)
-        if buffer.nbytes > _MOST_BYTES:
-            raise HpctrainError(
-                "HT-group-bad-argument",
-                "{call}: MPI sends at most {most} at once",
-                "send the tensor in parts",
-                call=what,
-                most=_MOST_BYTES,
-            )
         work = MessageWork(self, start(), what, rank, buffer, finish)
         if not work.is_completed() and self._beside:
             with self._listing:

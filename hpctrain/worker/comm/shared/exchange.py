@@ -79,13 +79,7 @@ class Exchange:
         def transfer(pause: Pause) -> None:
             self.sent_bytes += pieces.leaving_bytes
             under_way.begin()
-            self._timeout.wait(
-                under_way.advance,
-                what,
-                pause=pause,
-                progress=lambda: under_way.messages,
-                keep=under_way,
-            )
+            self._timeout.wait(under_way.advance, what, pause=pause, keep=under_way)
 
         return transfer
 
@@ -228,9 +222,6 @@ class _Transfer:
 
     Nodes never wait for each other in a circle: a message only waits for ones of an earlier round, or of the same round
     with a lower number.
-
-    Attributes:
-        messages: how many messages of the current sum have left or come.
     """
 
     def __init__(self, peers: MPI.Intracomm, pieces: _Pieces) -> None:
@@ -243,7 +234,6 @@ class _Transfer:
 
     def begin(self) -> None:
         """Begin a new sum."""
-        self.messages = 0
         # How many messages of each round have left, and how many have come.
         self._left = [0] * len(self._pieces.rounds)
         self._come = [0] * len(self._pieces.rounds)
@@ -270,7 +260,6 @@ class _Transfer:
                 )
 
     def _has_left(self, number: int, index: int) -> None:
-        self.messages += 1
         self._left[number] += 1
         if self._pieces.two:
             self._one_less_missing(index)
@@ -305,7 +294,6 @@ class _Transfer:
         return self._left[number] > index
 
     def _has_come(self, number: int, index: int) -> None:
-        self.messages += 1
         self._come[number] += 1
         round_ = self._pieces.rounds[number]
         if round_.tag == _SUM:

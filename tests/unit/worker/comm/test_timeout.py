@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 import weakref
 from types import SimpleNamespace
 
@@ -72,21 +71,6 @@ def test_stalls_are_named_before_the_timeout(monkeypatch, stall, timeout, second
     for name, text in (("HPCTRAIN_STALL", stall), ("HPCTRAIN_TIMEOUT", timeout)):
         monkeypatch.delenv(name, raising=False) if text is None else monkeypatch.setenv(name, text)
     assert stall_seconds() == seconds
-
-
-def test_the_limit_counts_from_the_last_that_came(timeout):
-    came = 0
-    begin = time.monotonic()
-
-    def done() -> bool:
-        nonlocal came
-        came += 1
-        return time.monotonic() - begin > 0.2
-
-    # Four times the limit, in which something comes all the time.
-    timeout.wait(done, "bucket 3", progress=lambda: came)
-    with refused("HT-wait-timed-out", seconds=0.05):
-        timeout.wait(lambda: False, "bucket 3", progress=lambda: came)
 
 
 def test_requests_whose_wait_failed_are_kept_as_mpi_may_still_write_to_them(timeout):
