@@ -129,50 +129,46 @@ class Timeout:
             HpctrainError: it is not done in time, with exit code 4, because no rank has failed.
         """
         try:
-            if not done():
-                with _script_waits():
-                    self._poll(done, what, missing, check_deaths, pause)
+            if done():
+                return
+            with _script_waits():
+                since = time.monotonic()
+                while time.monotonic() - since < _SPIN_SECONDS:
+                    pause()
+                    if done():
+                        return
+                with self._known(Wait(what=what, since=since)):
+                    while not done():
+                        pause()
+                        waited = time.monotonic() - since
+                        if check_deaths and self.survival:
+                            self.survival.check()
+                        self._check_interrupt(what)
+                        if waited > self.seconds:
+                            raise self.out_of_time(what, missing())
+                        time.sleep(_SLEEP_SECONDS if waited < _LONG_SECONDS else _LONG_SLEEP_SECONDS)
         except BaseException as error:
             if keep is not None:
                 self.abandon(keep)
             self._explain(error)
             raise
 
-    def _poll(
-        self,
-        done: Callable[[], bool],
-        what: str,
-        missing: Callable[[], Sequence[int]],
-        check_deaths: bool,
-        pause: Callable[[], object],
-    ) -> None:
-        since = time.monotonic()
-        while time.monotonic() - since < _SPIN_SECONDS:
-            pause()
-            if done():
-                return
-        thread = threading.get_ident()
-        self._waits[thread] = Wait(what=what, since=since)
+    @contextlib.contextmanager
+    def _known(self, wait: Wait) -> Iterator[None]:
+        """Let the thread that watches the waits know of one."""
+        call = object()
+        self._waits[call] = wait
         try:
-            while not done():
-                pause()
-                now = time.monotonic()
-                waited = now - since
-                if check_deaths and self.survival:
-                    self.survival.check()
-                self._check_interrupt(what, now)
-                if waited > self.seconds:
-                    raise self.out_of_time(what, missing())
-                time.sleep(_SLEEP_SECONDS if waited < _LONG_SECONDS else _LONG_SLEEP_SECONDS)
+            yield
         finally:
-            del self._waits[thread]
+            del self._waits[call]
 
-    def _check_interrupt(self, what: str, now: float) -> None:
+    def _check_interrupt(self, what: str) -> None:
         """Raise after Ctrl-C where the main thread waits for this one in a library's C++, and so cannot take it.
 
         The other ranks have taken it, and do not come any more.
         """
-        if now - self.interrupted > _INTERRUPTED_SECONDS:
+        if time.monotonic() - self.interrupted > _INTERRUPTED_SECONDS:
             raise HpctrainError(
                 "HT-run-interrupted",
                 "{who} waited in {call} for ranks that Ctrl-C has interrupted",
@@ -185,16 +181,12 @@ class Timeout:
     def blocking(self, what: str) -> Iterator[None]:
         """A context for a blocking call, which cannot be polled: it counts as a wait as long as it lasts."""
         forks.require_rank(what)
-        call = object()
-        self._waits[call] = Wait(what=what, since=time.monotonic(), blocked=True)
         try:
-            with _script_waits():
+            with _script_waits(), self._known(Wait(what=what, since=time.monotonic(), blocked=True)):
                 yield
         except BaseException as error:
             self._explain(error)
             raise
-        finally:
-            del self._waits[call]
 
     def oldest(self) -> Wait | None:
         """The longest current wait of all threads, for the thread that watches them."""
