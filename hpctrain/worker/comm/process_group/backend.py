@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.comm.process_group.engine import GroupEngine
 from hpctrain.worker.comm.process_group.group import NAME, HpctrainGroup
 from hpctrain.worker.comm.rank_run import run
 from hpctrain.worker.comm.rendezvous import make_default_group, rendezvous
@@ -64,7 +63,7 @@ class Groups:
             comm = self._world.Create_group(members, zlib.crc32(name.encode()) % _LARGEST_TAG)
         members.Free()
         own.Free()
-        group = HpctrainGroup(GroupEngine(comm, self._timeout, crowded=self._crowded))
+        group = HpctrainGroup(comm, self._timeout, crowded=self._crowded)
         self._made.append(group)
         return group
 

@@ -85,7 +85,7 @@ class Messages:
         finish: Callable[[], None] = lambda: None,
     ) -> MessageWork:
         if self._closed:
-            raise HpctrainError("HT-group-destroyed", "{call}: the process group has been destroyed", call=what)
+            raise destroyed_error()
         work = MessageWork(self, start(), what, rank, buffer, finish)
         if not work.is_completed() and self._beside:
             with self._listing:
@@ -189,6 +189,16 @@ class MessageWork(dist.Work):
         return self._source
 
     _source_rank = source_rank
+
+
+def destroyed_error() -> HpctrainError:
+    """The error of a call in a group that was destroyed."""
+    return HpctrainError(
+        "HT-group-destroyed",
+        "a collective was called in a process group that was destroyed",
+        "call destroy_process_group() and ht.shutdown() after the last collective",
+        exit_code=1,
+    )
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
