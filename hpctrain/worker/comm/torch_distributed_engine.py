@@ -27,34 +27,6 @@ class _Work(Work):
         self._handle = None
 
 
-class _WideWork(Work):
-    """The mean of 16-bit numbers in the CPU's memory, added up in float32, where Gloo would round at every hop.
-
-    Each rank receives all parts of one slice, and sends their mean to all: the two halves of a ring all-reduce, with as
-    many bytes on the wire. All ranks have to wait for such reductions in the order of their start.
-    """
-
-    def __init__(self, comm: TorchDistributedCommunicator, buffer: torch.Tensor, name: str, members: Any) -> None:
-        self._comm = comm
-        self._members = members
-        self._buffer = buffer
-        self._name = name
-        self._sent = buffer.new_zeros(-(-len(buffer) // comm.size) * comm.size)
-        self._sent[: len(buffer)] = buffer
-        self._received = torch.empty_like(self._sent)
-        self._handle = comm.start(dist.all_to_all_single, self._received, self._sent, None, None, members)
-
-    def wait(self) -> None:
-        self._comm.finish(self._handle, self._name)
-        self._handle = None
-        parts = self._received.view(self._comm.size, -1)
-        mean = parts.float().mean(dim=0).to(self._buffer.dtype)
-        everyone = list(self._sent.chunk(self._comm.size))
-        self._comm.run(dist.all_gather, everyone, mean, self._members, what=self._name)
-        self._members = None
-        self._buffer.copy_(self._sent[: len(self._buffer)])
-
-
 class TorchDistributedEngine(TorchEngine):
     """Reduces flat PyTorch buffers: on GPUs with NCCL, in the CPU's memory with Gloo."""
 
@@ -76,10 +48,11 @@ class TorchDistributedEngine(TorchEngine):
         return super().allocate(numel, dtype, device)
 
     def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
-        if wire:
-            return reduce_copy(buffer, wire, lambda copy: self.allreduce(copy, name))
         if buffer.itemsize == 2 and not buffer.is_cuda:
-            return _WideWork(self._comm, buffer, name, self._members)
+            # Gloo would round 16-bit sums at every hop.
+            wire = torch.float32
+        if wire and wire != buffer.dtype:
+            return reduce_copy(buffer, wire, lambda copy: self.allreduce(copy, name))
         handle = self._comm.start(dist.all_reduce, buffer, dist.ReduceOp.AVG, self._members)
         return _Work(self._comm, handle, name, on_gpu=buffer.is_cuda)
 
