@@ -69,6 +69,9 @@ class LivenessWatch:
     Args:
         peers: all ranks of the board, in order.
         passes: gives how many backward passes this rank has begun.
+
+    Attributes:
+        awaited: the ranks that this one waits for in vain: who, and where they wait themselves; none where not known.
     """
 
     def __init__(
@@ -80,14 +83,13 @@ class LivenessWatch:
         self._stall = stall_seconds()
         self._answer_seconds = min(_ANSWER_SECONDS, self._stall / 2)
         self._announce_seconds = min(_ANNOUNCE_SECONDS, self._stall / 4)
+        self.awaited: list[str] = []
         self._works = board.works
         # The longest wait; whether it was announced, and when to do so again.
         self._wait: Wait | None = None
         self._announced, self._announce_at = False, 0.0
         # When to look for stalled ranks in it, those named so far, and whether any was reported.
         self._look_at, self._named, self._reported = 0.0, set[int](), False
-        # The ranks that this one waits for in vain, with their names.
-        self._awaited: dict[int, str] = {}
         # What each rank has announced last, and since when.
         self._heard: dict[int, tuple[Announced, float]] = {}
         self._closing = threading.Event()
@@ -105,10 +107,6 @@ class LivenessWatch:
         # Another watch may have replaced this one already.
         if self._timeout.watch is self:
             self._timeout.watch = None
-
-    def awaited(self) -> Mapping[int, str]:
-        """The ranks that this one waits for in vain, by their first numbers: who and where; none where not known."""
-        return {self._peers[rank].first_rank: name for rank, name in self._awaited.items()}
 
     def _run(self) -> None:
         while not self._closing.wait(self._answer_seconds / 8):
@@ -151,18 +149,18 @@ class LivenessWatch:
         self._wait, self._announced = wait, False
         self._named, self._reported = set(), False
         if wait:
-            self._awaited = {}
+            self.awaited = []
             self._announce_at = wait.since + self._announce_seconds
             self._look_at = wait.since + self._stall + self._answer_seconds
 
     def _name_awaited(self, waits: Mapping[int, Announced]) -> None:
         """Find the ranks that do not wait. The lowest waiting rank names those that it has not named yet."""
         stalled = [rank for rank in range(len(self._peers)) if rank not in waits]
-        self._awaited = {rank: self._name(rank) for rank in stalled}
+        self.awaited = [self._name(rank) for rank in stalled]
         if not stalled:
             here = waits[self._rank].place
             elsewhere = {rank: wait.place for rank, wait in waits.items() if wait.place != here}
-            self._awaited = {rank: f"{self._name(rank)}, in {place}," for rank, place in elsewhere.items()}
+            self.awaited = [f"{self._name(rank)}, in {place}," for rank, place in elsewhere.items()]
         new = [rank for rank in stalled if rank not in self._named]
         self._named.update(new)
         iteration, where = reports.iteration(), self._where(waits)

@@ -99,7 +99,6 @@ class ParameterServer:
         self._timeout.wait(
             lambda: not self._behind(number),
             f"step {number + 1} of the epoch, which waits for steps that are more than {self._staleness} before it",
-            lambda: self._behind(number),
         )
 
     def end(self) -> None:
@@ -114,13 +113,13 @@ class ParameterServer:
             window.Unlock_all()
             window.Free()
 
-    def _behind(self, number: int) -> list[int]:
-        """The ranks whose step is too far behind this one."""
+    def _behind(self, number: int) -> bool:
+        """Whether a rank's step is too far behind this one."""
         words = np.empty(self._comm.size, np.int64)
         nothing = np.zeros_like(words)
         request = self._words.Rget_accumulate(nothing, words, 0, target=(_FIRST_RANK,), op=self._mpi.NO_OP)
         self._timeout.wait(request.Test, _NAME)
-        return [int(rank) for rank in np.flatnonzero(words < number - self._staleness)]
+        return bool((words < number - self._staleness).any())
 
     def _accumulate(self, values: Vector, operation: MPI.Op) -> Vector:
         before = np.empty_like(values)

@@ -6,7 +6,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -108,7 +108,6 @@ class Timeout:
         self,
         done: Callable[[], bool],
         what: str,
-        missing: Callable[[], Sequence[int]] = lambda: (),
         *,
         check_deaths: bool = True,
         pause: Callable[[], object] = lambda: None,
@@ -119,7 +118,6 @@ class Timeout:
         Args:
             done: a poll that costs little.
             what: names the wait in messages.
-            missing: gives the ranks that have not come yet, by their numbers at the start of the run, where known.
             check_deaths: whether a rank's death ends the wait; False where MPI itself ends it, on all ranks alike.
             pause: is called between two polls.
             keep: requests to :meth:`abandon` if the wait fails.
@@ -145,7 +143,7 @@ class Timeout:
                             self.survival.check()
                         self._check_interrupt(what)
                         if waited > self.seconds:
-                            raise self.out_of_time(what, missing())
+                            raise self.out_of_time(what)
                         time.sleep(_SLEEP_SECONDS if waited < _LONG_SECONDS else _LONG_SLEEP_SECONDS)
         except BaseException as error:
             if keep is not None:
@@ -192,12 +190,9 @@ class Timeout:
         """The longest current wait of all threads, for the thread that watches them."""
         return min(list(self._waits.values()), key=lambda wait: wait.since, default=None)
 
-    def out_of_time(self, what: str, missing: Sequence[int] = ()) -> HpctrainError:
+    def out_of_time(self, what: str) -> HpctrainError:
         """The error when the time for a wait is over."""
-        known = watch.awaited() if (watch := self.watch) else {}
-        # Stalled ranks of other groups are not to blame, if it is known which ranks are missing.
-        awaited = [known[number] for number in missing if number in known] or list(known.values())
-        ranks = abbreviated(awaited or [f"rank {number}" for number in missing]) or "the other ranks"
+        ranks = abbreviated(watch.awaited if (watch := self.watch) else []) or "the other ranks"
         return HpctrainError(
             "HT-wait-timed-out",
             "{who} waited {seconds:g} s for {ranks} in {what}",

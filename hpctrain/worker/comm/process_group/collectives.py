@@ -34,7 +34,6 @@ class Collectives:
 
     Args:
         comm: the ranks of the group; used for nothing else.
-        numbers: the ranks' numbers in the run, for messages.
         staging: the shared memory of this node's ranks.
     """
 
@@ -42,12 +41,10 @@ class Collectives:
         self,
         comm: MPI.Intracomm,
         places: NodesOfRanks,
-        numbers: Sequence[int],
         staging: StagingBuffers,
         timeout: Timeout,
     ) -> None:
         self._comm = comm
-        self._numbers = numbers
         self._places = places
         self._staging = staging
         self._timeout = timeout
@@ -242,11 +239,9 @@ class Collectives:
 
         requests = [self._comm.Irecv(piece, rank) for rank, part in receives for piece in pieces(part.numpy())]
         requests += [self._comm.Isend(piece, rank) for rank, part in sends for piece in pieces(part.numpy())]
-        missing = [self._numbers[rank] for rank, _ in receives]
         self._timeout.wait(
             lambda: MPI.Request.Testall(requests),
             self._staging.what,
-            lambda: missing,
             pause=self._staging.pause,
             keep=(requests, sends, receives),
         )

@@ -71,7 +71,7 @@ class HpctrainGroup(dist.ProcessGroup):
         self._staging = StagingBuffers(self._node, timeout)
         numbers = self._node.numbers
         places = NodesOfRanks(comm.rank, self._node.homes)
-        self._collectives = Collectives(comm, places, numbers, self._staging, timeout)
+        self._collectives = Collectives(comm, places, self._staging, timeout)
         self._messages = Messages(self._message_comm, numbers, timeout, pause, beside=self._beside)
         # The group has a queue and a thread of its own, so that a wait in one group does not delay the others.
         self._worker = Worker(beside=self._beside, closed=destroyed_error)

@@ -59,7 +59,7 @@ class Messages:
         """Start sending a tensor, which must not change until the message has left."""
         sent = as_bytes(tensor).numpy()
         what = f"send of {sent.nbytes} bytes to rank {self.numbers[rank]}"
-        return self._start(lambda: self._comm.Isend(sent, rank, tag), what, rank, sent)
+        return self._start(lambda: self._comm.Isend(sent, rank, tag), what, sent)
 
     def receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> MessageWork:
         """Start receiving a tensor; from any rank if ``rank`` is None."""
@@ -71,7 +71,6 @@ class Messages:
         return self._start(
             lambda: self._comm.Irecv(buffer, source, tag),
             what,
-            rank,
             buffer,
             lambda: give_back(tensor, coming),
         )
@@ -80,13 +79,12 @@ class Messages:
         self,
         start: Callable[[], MPI.Request],
         what: str,
-        rank: int | None,
         buffer: Any,
         finish: Callable[[], None] = lambda: None,
     ) -> MessageWork:
         if self._closed:
             raise destroyed_error()
-        work = MessageWork(self, start(), what, rank, buffer, finish)
+        work = MessageWork(self, start(), what, buffer, finish)
         if not work.is_completed() and self._beside:
             with self._listing:
                 self._under_way.append(work)
@@ -132,7 +130,6 @@ class MessageWork(dist.Work):
         messages: Messages,
         request: MPI.Request,
         what: str,
-        rank: int | None,
         buffer: Any,
         finish: Callable[[], None],
     ) -> None:
@@ -140,7 +137,6 @@ class MessageWork(dist.Work):
         self._messages = messages
         self._request = request
         self._what = what
-        self._rank = rank
         self._buffer = buffer
         self._finish = finish
         self._source = -1
@@ -159,11 +155,8 @@ class MessageWork(dist.Work):
         return self.done or self.error is not None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        missing = [] if self._rank is None else [self._messages.numbers[self._rank]]
         try:
-            self._messages.timeout.wait(
-                self._is_done, self._what, lambda: missing, pause=self._messages.pause, keep=self
-            )
+            self._messages.timeout.wait(self._is_done, self._what, pause=self._messages.pause, keep=self)
         except BaseException as error:
             self.error = self.error or error
             raise

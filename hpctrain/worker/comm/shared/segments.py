@@ -41,7 +41,6 @@ class Segment:
     """
 
     def __init__(self, node: LocalNode, nbytes: int, timeout: Timeout) -> None:
-        self._others = [rank for rank in node.ranks if rank != node.ranks[node.comm.rank]]
         self._timeout = timeout
         self.barriers = 0
         with timeout.blocking("allocating shared memory"):
@@ -127,12 +126,8 @@ class Segment:
                 pause()
             else:
                 arrived = functools.partial(_has_arrived, counter, count)
-                self._timeout.wait(arrived, what, self._missing, pause=pause)
+                self._timeout.wait(arrived, what, pause=pause)
         self._sync()
-
-    def _missing(self) -> list[int]:
-        counters = zip(self._others, self._counters, strict=True)
-        return [rank for rank, counter in counters if counter[0] < self.barriers]
 
     def abandon(self) -> None:
         """Forget the memory without freeing it, which would take the ranks that died."""

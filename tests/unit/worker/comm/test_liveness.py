@@ -71,11 +71,11 @@ def test_a_rank_that_does_not_wait_is_named_by_the_lowest_that_waits(capsys, mon
     ranks.go_on(5)
     said = [line for line in capsys.readouterr().err.splitlines() if "stalled" in line]
     assert [line.partition(" stalled")[0] for line in said] == ["hpctrain: rank 0 on h1"]
-    assert all(list(ranks.ranks[rank].awaited()) == [0] for rank in (1, 3))
+    assert all(ranks.ranks[rank].awaited == ["rank 0 on h1"] for rank in (1, 3))
     ranks.unwatched = {3}
     ranks.go_on(130)
     assert "rank 3 on h1 stalled" in capsys.readouterr().err
-    assert list(ranks.ranks[1].awaited()) == [0, 3]
+    assert ranks.ranks[1].awaited == ["rank 0 on h1", "rank 3 on h1"]
 
 
 def test_ranks_that_wait_in_different_places_are_named_once_with_these_and_what_to_do(capsys):
@@ -88,5 +88,6 @@ def test_ranks_that_wait_in_different_places_are_named_once_with_these_and_what_
     places = r"gradients\.0 at .*pass 5 \(rank 0, 2\); barrier at the end of its .*\(rank 1\)"
     assert len(re.findall(f"every rank .* {places}", told)) == 1
     assert told.count("ht.shard") == 1
-    assert "rank 1 on h1, in barrier at the end of its script" in ranks.ranks[0].awaited()[1]
-    assert list(ranks.ranks[1].awaited()) == [0, 2]
+    (awaited,) = ranks.ranks[0].awaited
+    assert "rank 1 on h1, in barrier at the end of its script" in awaited
+    assert len(ranks.ranks[1].awaited) == 2
