@@ -6,7 +6,6 @@ A board's calls raise RuntimeError where what carries it has failed, as after a 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,32 +28,14 @@ class Announced(NamedTuple):
     seconds: float
 
 
-class Board(ABC):
-    """What the ranks have announced, seen from one of them.
-
-    Attributes:
-        works: whether the board can be used at all.
-    """
-
-    works = True
-
-    @abstractmethod
-    def announce(self, wait: Announced | None) -> None:
-        """Announce this rank's wait, or that it has ended."""
-
-    @abstractmethod
-    def read(self) -> dict[int, Announced]:
-        """What each waiting rank has announced, this one's too, in rank order."""
-
-    def receive(self) -> None:  # noqa: B027  # only messages have to be received
-        """Receive what has arrived."""
-
-
-class MpiBoard(Board):
+class MpiBoard:
     """A board of MPI's messages, on a communicator of its own. Making and closing it is collective over ``world``.
 
     To tell all ranks takes as many messages as there are pairs of ranks, so a rank announces a wait only where it lasts
     long, or where another rank has announced one.
+
+    Attributes:
+        works: whether the board can be used at all.
     """
 
     def __init__(self, world: MPI.Intracomm, timeout: Timeout) -> None:
@@ -72,6 +53,7 @@ class MpiBoard(Board):
         self._sent: list[MPI.Request] = []
 
     def announce(self, wait: Announced | None) -> None:
+        """Announce this rank's wait, or that it has ended."""
         self._own = wait
         worth_it = wait is not None and (bool(self._waits) or wait.seconds >= self._near_seconds)
         if worth_it or self._told:
@@ -79,10 +61,12 @@ class MpiBoard(Board):
             self._sent += [self.comm.isend(wait, rank, tag=_TAG) for rank in self._others]
 
     def read(self) -> dict[int, Announced]:
+        """What each waiting rank has announced, this one's too, in rank order."""
         own = {} if self._own is None else {self.comm.rank: self._own}
         return dict(sorted({**self._waits, **own}.items()))
 
     def receive(self) -> None:
+        """Receive what has arrived."""
         self._sent = [request for request in self._sent if not request.Test()]
         status = self._status()
         while message := self.comm.improbe(tag=_TAG, status=status):
@@ -107,14 +91,19 @@ class MpiBoard(Board):
         return not self._sent
 
 
-class StoreBoard(Board):
+class StoreBoard:
     """A board in a store of torch.distributed; calls do not return while the process that keeps it is stopped."""
+
+    works = True
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self._store = store
         self._keys = [f"hpctrain.wait.{number}" for number in range(size)]
         self._own = self._keys[rank]
         self.announce(None)
+
+    def receive(self) -> None:
+        """Receive nothing: :meth:`read` asks the store."""
 
     def announce(self, wait: Announced | None) -> None:
         self._store.set(self._own, "" if wait is None else json.dumps(wait))
@@ -123,3 +112,6 @@ class StoreBoard(Board):
         # multi_get would wait for a rank that has not begun.
         texts = self._store.multi_get(self._keys) if self._store.check(self._keys) else []
         return {rank: Announced(*json.loads(text)) for rank, text in enumerate(texts) if text}
+
+
+Board = MpiBoard | StoreBoard

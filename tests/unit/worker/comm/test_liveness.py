@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 
 from hpctrain.worker.comm import liveness
-from hpctrain.worker.comm.boards import Announced, Board
+from hpctrain.worker.comm.boards import Announced
 from hpctrain.worker.comm.liveness import LivenessWatch, Peer
 from hpctrain.worker.comm.timeout import Timeout, Wait
 
 
-class Shared(Board):
+class Shared:
     """A board that all ranks look at."""
+
+    works = True
 
     def __init__(self, rank: int, waits: dict[int, Announced]) -> None:
         self._rank, self._waits = rank, waits
@@ -21,6 +23,8 @@ class Shared(Board):
             self._waits.pop(self._rank, None)
         else:
             self._waits[self._rank] = wait
+
+    def receive(self) -> None: ...
 
     def read(self) -> dict[int, Announced]:
         return dict(sorted(self._waits.items()))
@@ -35,7 +39,7 @@ class Waits(Timeout):
         return self.wait_now
 
 
-def watch(board: Board, rank: int, size: int) -> LivenessWatch:
+def watch(board: Shared, rank: int, size: int) -> LivenessWatch:
     peers = [Peer(first_rank=number, host="h1", pid=1, namespace=1, started=0.0) for number in range(size)]
     return LivenessWatch(board, Waits(str(peers[rank])), rank, peers, lambda: 5)
 
