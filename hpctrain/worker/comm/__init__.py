@@ -112,9 +112,6 @@ def shutdown() -> None:
 
     Idempotent; does nothing in a fork of a rank, nor while an error is handled, as in a ``finally`` block that it has
     entered: other ranks may wait where this one failed, and its error could never end the run.
-
-    Raises:
-        HpctrainError: the ranks do not hold equal parameters.
     """
     if sys.exception() is None:
         _leave_run()

@@ -30,12 +30,7 @@ REMEDY = f"name the network interface between the hosts: {INTERFACE}=NAME; `ip l
 
 @dataclass(frozen=True, kw_only=True)
 class RankAddresses:
-    """The hosts and addresses of all ranks, in rank order.
-
-    Attributes:
-        endpoints: each rank's address and port; port 0 where the rank has no socket.
-        own_socket: this rank's socket, bound to its endpoint.
-    """
+    """The hosts of all ranks with their addresses and ports, 0 for a rank without a socket; and this rank's socket."""
 
     hosts: list[str]
     endpoints: list[tuple[str, int]]
@@ -47,9 +42,7 @@ def exchange_addresses(
 ) -> RankAddresses:
     """Tell all ranks the address of each. Collective.
 
-    Args:
-        make_socket: binds this rank's socket to its address: :func:`listener` or :func:`reservation`. None for a rank
-            that needs no port.
+    ``make_socket`` binds this rank's socket to its address: :func:`listener`, :func:`reservation`, or None for no port.
     """
     hosts = allgather(world, timeout, host, what)
     own: tuple[str, int] | Exception

@@ -38,7 +38,7 @@ _ANSWER_SECONDS = 2.0
 _SILENT_SECONDS = 8.0
 # The time until the stalled ranks of a lasting wait are looked for again.
 _LOOK_AGAIN_SECONDS = 10.0
-# How many stalled ranks are inspected at most. On a host that hangs, all are in the same state.
+# How many stalled ranks are inspected at most.
 _LOOKS = 4
 # How long the last line of a run may take to mpirun.
 _FORWARD_SECONDS = 0.5

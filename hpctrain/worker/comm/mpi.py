@@ -16,7 +16,7 @@ import numpy as np
 from hpctrain.common.bucket_groups import mpi_bucket_bytes
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.stopping import RESUMABLE
-from hpctrain.worker.comm.base import AnyArray, Group, LostRank, RanksLostError, Reduction
+from hpctrain.worker.comm.base import SUMMING, AnyArray, Group, LostRank, RanksLostError, Reduction
 from hpctrain.worker.comm.boards import MpiBoard
 from hpctrain.worker.comm.control import Bytes, CheckedControl, Words
 from hpctrain.worker.comm.mpi_collectives import allgather_bytes, broadcast, duplicate
@@ -105,7 +105,7 @@ class MpiControl(CheckedControl):
         self.timeout.finish(lambda: self._world.Iallreduce(array, received, op=operation), what)
         return received
 
-    def _group(self, size: int | None, what: str) -> MpiGroup:
+    def group(self, size: int | None = None, what: str = SUMMING) -> MpiGroup:
         self._meet(f"groups of {size or self.size} ranks", "forming groups of ranks")
         self._groups.append(MpiGroup(self._world, self.timeout, size or self.size, what))
         return self._groups[-1]

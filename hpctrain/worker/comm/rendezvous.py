@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 def rendezvous(world: MPI.Intracomm, host: str, limit: timedelta) -> tuple[TCPStore, RankAddresses]:
     """Make the store on rank 0 and connect to it; returns all ranks' addresses too. Collective.
 
-    It listens on a port that the system finds free, at the one address that the ranks need: that of the loopback where
-    all ranks are on one host.
+    It listens at the one address that the ranks need: that of the loopback where all ranks are on one host.
     """
     timeout = Timeout(f"rank {world.rank} on {host}")
     make_socket = listener if world.rank == 0 else None

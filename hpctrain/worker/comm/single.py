@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from hpctrain.common.settings import TIMEOUT
-from hpctrain.worker.comm.base import AnyArray, Communicator, Group, Reduction
+from hpctrain.worker.comm.base import SUMMING, AnyArray, Communicator, Group, Reduction
 from hpctrain.worker.comm.engines import TorchEngine, Work
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ class SingleCommunicator(Communicator):
     """One rank, without messages."""
 
     backend = "single"
-    # True because there is nothing to reduce.
-    has_xla_kernel = True
     rank = 0
     size = 1
     local_rank = 0
@@ -40,7 +38,7 @@ class SingleCommunicator(Communicator):
     def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
         return array.copy()
 
-    def _group(self, size: int | None, what: str) -> Group:
+    def group(self, size: int | None = None, what: str = SUMMING) -> Group:
         return _Alone(self.rank, self.size)
 
     def torch(self) -> TorchEngine:

@@ -1,8 +1,7 @@
-"""Detects dead ranks and forms a communicator without them, with Open MPI's ULFM.
+"""Detects dead ranks and forms a communicator without them, with Open MPI's User-Level Failure Mitigation.
 
-User-Level Failure Mitigation (Bland et al. 2013, https://doi.org/10.1177/1094342013488238; its functions are in
-https://docs.open-mpi.org/en/v5.0.x/features/ulfm.html): calls that need a dead rank fail instead of waiting for it, and
-the programs decide what to do.
+Calls that need a dead rank fail instead of waiting for it (Bland et al. 2013, https://doi.org/10.1177/1094342013488238;
+https://docs.open-mpi.org/en/v5.0.x/features/ulfm.html).
 """
 
 from __future__ import annotations
@@ -50,10 +49,6 @@ def is_majority(hosts: Sequence[str], left: Sequence[str]) -> bool:
 
     Ranks of one host see each other die. But a host that fell silent may only be cut off, and take the others for dead
     as they do this one. So more hosts must remain than are gone, and of two halves neither continues.
-
-    Args:
-        hosts: the host of each rank before the loss.
-        left: the host of each remaining rank.
     """
     return len(set(left)) > len(set(hosts) - set(left))
 
@@ -89,11 +84,7 @@ class Survival:
             raise
 
     def check(self) -> None:
-        """Raise if a rank is known to have died, and in other threads until the ranks have re-formed.
-
-        Raises:
-            RanksLostError: a rank died; the message names it if MPI does.
-        """
+        """Raise RanksLostError if a rank is known to have died, and in other threads until the ranks have re-formed."""
         others_turn = self._recovering is not None and self._recovering != threading.get_ident()
         if others_turn or self.lost:
             raise self._error()
@@ -122,10 +113,7 @@ class Survival:
             self._vote(0, timeout, "agreeing to continue without the ranks that died")
 
     def shrink(self) -> None:
-        """Replace :attr:`comm` by a communicator of the remaining ranks.
-
-        Collective over the remaining ranks, each after :meth:`give_up`.
-        """
+        """Replace :attr:`comm` by one of the remaining ranks. Collective over these, each after :meth:`give_up`."""
         before = self.comm
         # Open MPI 5.0.11 ends its non-blocking form with an internal error.
         fresh = before.Shrink()

@@ -113,11 +113,9 @@ class Timeout:
         pause: Callable[[], object] = lambda: None,
         keep: object = None,
     ) -> None:
-        """Poll ``done`` until it is true.
+        """Poll ``done`` until it is true. ``what`` names the wait in messages.
 
         Args:
-            done: a poll that costs little.
-            what: names the wait in messages.
             check_deaths: whether a rank's death ends the wait; False where MPI itself ends it, on all ranks alike.
             pause: is called between two polls.
             keep: requests to :meth:`abandon` if the wait fails.

@@ -20,7 +20,7 @@ from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.addresses import own_address
-from hpctrain.worker.comm.base import AnyArray, Group, Reduction
+from hpctrain.worker.comm.base import SUMMING, AnyArray, Group, Reduction
 from hpctrain.worker.comm.boards import StoreBoard
 from hpctrain.worker.comm.control import Bytes, CheckedControl, Words
 from hpctrain.worker.comm.rendezvous import listening_at, make_default_group, rendezvous
@@ -158,7 +158,7 @@ class TorchDistributedCommunicator(CheckedControl):
         self.run(dist.all_reduce, torch.from_numpy(received), _OPERATIONS[reduction], what=what)
         return received
 
-    def _group(self, size: int | None, what: str) -> TorchDistributedGroup:
+    def group(self, size: int | None = None, what: str = SUMMING) -> TorchDistributedGroup:
         return TorchDistributedGroup(self, size or self.size, what)
 
     def new_group(self, size: int) -> Any:

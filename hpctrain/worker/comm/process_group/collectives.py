@@ -30,20 +30,9 @@ _PIECE_BYTES = 16 << 20
 
 
 class Collectives:
-    """The movements. All ranks of the group call the same ones, in the same order.
+    """The movements. All ranks of the group call the same ones, in the same order; ``comm`` is for nothing else."""
 
-    Args:
-        comm: the ranks of the group; used for nothing else.
-        staging: the shared memory of this node's ranks.
-    """
-
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        places: NodesOfRanks,
-        staging: StagingBuffers,
-        timeout: Timeout,
-    ) -> None:
+    def __init__(self, comm: MPI.Intracomm, places: NodesOfRanks, staging: StagingBuffers, timeout: Timeout) -> None:
         self._comm = comm
         self._places = places
         self._staging = staging

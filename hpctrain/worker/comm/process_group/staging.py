@@ -46,12 +46,7 @@ class StagingBuffers:
         self._others = [marks for rank, marks in enumerate(self._segment.marks) if rank != index]
 
     def begin(self, what: str, pause: Pause) -> None:
-        """Begin a collective.
-
-        Args:
-            what: names the collective with its sizes; the same on all ranks.
-            pause: is called between two looks at the other ranks' counters.
-        """
+        """Begin a collective, which ``what`` names with its sizes, the same on all ranks."""
         self.what = what
         self.pause = pause
         self._identity = zlib.crc32(what.encode())
@@ -122,7 +117,6 @@ class NodesOfRanks:
         homes: by rank, the first rank of the rank's node.
 
     Attributes:
-        rank, size: this process's rank in the group, and the number of ranks.
         nodes: the ranks of each node in ascending order; nodes in the order of their first rank.
         node, index: the number of this rank's node, and the index of this rank among its ranks.
         here: the ranks of this node.

@@ -30,9 +30,7 @@ _UNHURRIED_BYTES = 1_000_000
 class Reducer:
     """Reduces buffers of the ranks of ``world``, which all submit the same buffers in the same order.
 
-    Args:
-        world: the ranks; the reducer makes communicators of its own from it.
-        threads: how many threads this rank may use for sums.
+    ``threads`` is how many threads this rank may use for sums.
     """
 
     def __init__(self, world: MPI.Intracomm, timeout: Timeout, *, threads: int) -> None:
@@ -177,11 +175,7 @@ class Reducer:
 
 
 class ReductionTask(Task):
-    """The reduction of a buffer, to be submitted once or many times.
-
-    Attributes:
-        run: reduces the buffer; prepared at the first run.
-    """
+    """The reduction of a buffer, to be submitted once or many times, and prepared at its first run."""
 
     def __init__(
         self,

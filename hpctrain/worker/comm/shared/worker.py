@@ -42,12 +42,7 @@ class Task:
         self.done = True
 
     def wait(self) -> None:
-        """Wait until the task is done.
-
-        Raises:
-            RanksLostError: a rank died.
-            HpctrainError: this task failed, or one before it.
-        """
+        """Wait until the task is done, and raise its error or that of a task before it."""
         if not self.done:
             self.worker.run_up_to(self)
         if self.error:
@@ -112,11 +107,7 @@ class Worker:
                     self._run_first(self.pause)
 
     def drain(self) -> None:
-        """Run all queued tasks.
-
-        Raises:
-            RanksLostError, HpctrainError: a task failed since the last :meth:`reset`.
-        """
+        """Run all queued tasks, and raise the error of any that failed since the last :meth:`reset`."""
         with self._running:
             self._run_all()
         if self._failure:
