@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hpctrain.common.settings import TIMEOUT
 from hpctrain.worker.comm.base import SUMMING, AnyArray, Communicator, Group, Reduction
-from hpctrain.worker.comm.engines import TorchEngine, Work
+from hpctrain.worker.comm.engines import PendingWork, TorchEngine, Work
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -78,15 +78,11 @@ class _Alone(Group):
         return array.copy()
 
 
-class _Done(Work):
-    def wait(self) -> None: ...
-
-
 class SingleTorchEngine(TorchEngine):
     """The mean over one rank is the rank's own gradient."""
 
     def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
-        return _Done()
+        return PendingWork(lambda: None)
 
     def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         return tensor

@@ -8,23 +8,10 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.comm.engines import TorchEngine, Work, reduce_copy
+from hpctrain.worker.comm.engines import PendingWork, TorchEngine, Work, reduce_copy
 
 if TYPE_CHECKING:
     from hpctrain.worker.comm.torch_distributed import TorchDistributedCommunicator
-
-
-class _Work(Work):
-    def __init__(self, comm: TorchDistributedCommunicator, handle: Any, name: str, *, on_gpu: bool) -> None:
-        self._comm = comm
-        self._handle = handle
-        self._name = name
-        self._on_gpu = on_gpu
-
-    def wait(self) -> None:
-        self._comm.finish(self._handle, self._name, on_gpu=self._on_gpu)
-        # The handle would keep Gloo's sockets open, even after the end of the group.
-        self._handle = None
 
 
 class TorchDistributedEngine(TorchEngine):
@@ -54,7 +41,8 @@ class TorchDistributedEngine(TorchEngine):
         if wire and wire != buffer.dtype:
             return reduce_copy(buffer, wire, lambda copy: self.allreduce(copy, name))
         handle = self._comm.start(dist.all_reduce, buffer, dist.ReduceOp.AVG, self._members)
-        return _Work(self._comm, handle, name, on_gpu=buffer.is_cuda)
+        # Once waited for it is dropped: it would keep Gloo's sockets open, even after the end of the group.
+        return PendingWork(lambda: self._comm.finish(handle, name, on_gpu=buffer.is_cuda))
 
     def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         # Sent as bytes, because Gloo does not know every type.
