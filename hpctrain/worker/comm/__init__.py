@@ -149,8 +149,7 @@ def leave_errors_to_caller() -> None:
 
 def watch() -> None:
     """Note from now on whether a user's script trains, so that it can be told what it has forgotten. Idempotent."""
-    if not RANKS_ALONE.read():
-        forgotten.watch()
+    forgotten.watch()
 
 
 def _forgotten(ranks: int) -> str | None:
