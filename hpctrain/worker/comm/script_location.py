@@ -11,7 +11,6 @@ import threading
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 
 from hpctrain.common.errors import HpctrainError, abbreviated
 
@@ -30,9 +29,6 @@ _WHOLE_BATCH_HINT = (
 )
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-
-# Where the script ended by sys.exit or an exception, as its file and line.
-_left: list[str] = []
 
 
 def mismatch_error(of_ranks: Iterable[tuple[str, str]]) -> HpctrainError:
@@ -60,22 +56,13 @@ def remedy(places: Iterable[str]) -> str:
 def script_place(what: str, *, ended: bool, passes: int) -> str:
     """Where this rank is: in ``what``, at a line of its script or at its end, after so many backward passes."""
     if ended:
-        left = f", which it left at {_left[0]}" if _left else ""
-        at = f" at the end of its script{left}"
+        at = " at the end of its script"
     else:
         line = script_line()
         at = f" at {line}" if line else ""
     # Those of DistributedDataParallel are not counted.
     after = f", after backward pass {passes}" if passes else ""
     return f"{what}{at}{after}"
-
-
-def note_exit(trace: TracebackType | None) -> None:
-    """Note where the script ended by ``sys.exit`` or an exception: its innermost line in this traceback."""
-    for frame, line in traceback.walk_tb(trace):
-        file = frame.f_code.co_filename
-        if is_of_script(file):
-            _left[:] = [f"{_short(file)}:{line}"]
 
 
 def is_of_script(file: str) -> bool:

@@ -46,7 +46,6 @@ from hpctrain.worker.adapters.script_libraries import (
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.graph_errors import original_error
 from hpctrain.worker.comm.rank_run import end_job
-from hpctrain.worker.comm.script_location import note_exit
 from hpctrain.worker.comm.stalls import reports
 from hpctrain.worker.train import program_end
 from hpctrain.worker.train.place import bind_rank
@@ -341,8 +340,6 @@ def _run_script(script: Script) -> None:
     except BaseException as raised:
         if forks.is_fork():
             _leave_fork(raised)
-        # Other ranks may wait for what comes after that line, and then name it.
-        note_exit(raised.__traceback__)
         # An exit with status 0 is a good end, after which the last checks still come.
         if not isinstance(raised, SystemExit) or raised.code not in (None, 0):
             raise
