@@ -54,8 +54,7 @@ def init(backend: str | None = None) -> Communicator:
 
     Raises:
         SystemExit: at the end of training, on the ranks of ``parameter_server`` that serve rank 0.
-        HpctrainError: an unknown backend, one that is not installed or not for this launcher, or a launcher and an
-            MPI that do not match.
+        HpctrainError: a backend that is unknown, not installed or not for this launcher, or an MPI that is not.
     """
     if run.comm is None:
         wanted = backend or BACKEND.read()

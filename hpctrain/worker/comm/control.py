@@ -134,7 +134,6 @@ class CheckedControl(Communicator):
 
         Args:
             operation: the call, with everything that has to be the same on every rank.
-            what: names the wait in messages.
             own: the bytes that this rank sends; None if only another rank sends.
             slots: 1 if one rank sends, :attr:`size` if all do.
 

@@ -156,22 +156,22 @@ class LivenessWatch:
     def _name_awaited(self, waits: Mapping[int, Announced]) -> None:
         """Find the ranks that do not wait. The lowest waiting rank names those that it has not named yet."""
         stalled = [rank for rank in range(len(self._peers)) if rank not in waits]
-        self.awaited = [self._name(rank) for rank in stalled]
+        self.awaited = [str(self._peers[rank]) for rank in stalled]
         if not stalled:
             here = waits[self._rank].place
             elsewhere = {rank: wait.place for rank, wait in waits.items() if wait.place != here}
-            self.awaited = [f"{self._name(rank)}, in {place}," for rank, place in elsewhere.items()]
+            self.awaited = [f"{self._peers[rank]}, in {place}," for rank, place in elsewhere.items()]
         new = [rank for rank in stalled if rank not in self._named]
+        names = abbreviated([str(self._peers[rank]) for rank in new], 2 * _LOOKS)
         self._named.update(new)
         iteration, where = reports.iteration(), self._where(waits)
         seconds = max(wait.seconds for wait in waits.values())
-        if self._rank == min(waits) and (new or not self._reported):
+        if self._rank == min(waits) and (new or not (stalled or self._reported)):
             self._reported = True
             if new:
                 step = "" if iteration is None else f" of step {iteration}"
                 _say(
-                    f"{abbreviated([*map(self._name, new)], 2 * _LOOKS)} stalled: the others have been waiting up to "
-                    f"{seconds:.0f} s in {where}{step}\n"
+                    f"{names} stalled: the others have been waiting up to {seconds:.0f} s in {where}{step}\n"
                     f"  the run continues when they arrive, and ends after {TIMEOUT.name}={self._timeout.seconds:g} s"
                 )
             else:
@@ -219,9 +219,6 @@ class LivenessWatch:
         # mpirun drops what it has not passed on when it ends the ranks.
         time.sleep(_FORWARD_SECONDS)
         end_job(error.exit_code)
-
-    def _name(self, rank: int) -> str:
-        return str(self._peers[rank])
 
     def _where(self, waits: Mapping[int, Announced]) -> str:
         """What the ranks wait in; by rank if they wait in different places."""

@@ -1,7 +1,6 @@
 """The communicators over MPI: the control plane, with a limit on each wait, and the backend ``mpi`` on top of it.
 
-Every collective is MPI's non-blocking one, polled, so that a rank which died or took another path is
-reported after ``HPCTRAIN_TIMEOUT`` seconds instead of holding the others for ever.
+Every collective is MPI's non-blocking one, polled, so that no wait for a rank that died is endless.
 """
 
 from __future__ import annotations

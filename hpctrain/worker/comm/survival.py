@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _TAG = 1
 # mpirun --with-ft tells its processes by this variable; without it, a dead process ends the job.
 _SWITCH = "OMPI_MCA_mpi_ft_enable"
-_NEEDED = "it needs Open MPI 5, and mpirun --with-ft ulfm"
 
 
 def missing_mitigation() -> str | None:
@@ -37,11 +36,10 @@ def missing_mitigation() -> str | None:
         return f"it needs mpi4py 4 or later; this mpi4py has no MPI_Comm_shrink (MPI: {name})"
     try:
         MPI.COMM_SELF.Is_revoked()
+        enabled = os.environ.get(_SWITCH, "").lower() in ("1", "true", "yes")
     except (NotImplementedError, MPI.Exception):
-        return f"{_NEEDED}; this MPI is {name}"
-    if os.environ.get(_SWITCH, "").lower() not in ("1", "true", "yes"):
-        return f"{_NEEDED}; this MPI is {name}, started without --with-ft"
-    return None
+        enabled = False
+    return None if enabled else f"it needs Open MPI 5, and mpirun --with-ft ulfm; this MPI is {name}"
 
 
 def is_majority(hosts: Sequence[str], left: Sequence[str]) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.settings import PARAMETER_SERVERS, REPLICAS, TIMEOUT_HINT
+from hpctrain.common.settings import PARAMETER_SERVERS, REPLICAS
 from hpctrain.worker.comm.addresses import write_tf_config
 from hpctrain.worker.comm.base import Communicator
 from hpctrain.worker.comm.engines import TorchEngine
@@ -240,15 +240,7 @@ class ParameterServerCommunicator(_OfScope):
         try:
             return self._fetching.submit(wait).result(self.timeout.seconds)
         except concurrent.futures.TimeoutError:
-            raise HpctrainError(
-                "HT-wait-timed-out",
-                "rank 0 on {host} waited {seconds:g} s for {awaited}",
-                f"the logs of the other ranks say what they do; {TIMEOUT_HINT}",
-                exit_code=1,
-                host=self.host,
-                seconds=self.timeout.seconds,
-                awaited=what,
-            ) from None
+            raise self.timeout.out_of_time(what) from None
 
     def shutdown(self) -> None:
         if self._world is None:

@@ -46,10 +46,7 @@ class TorchDistributedCommunicator(CheckedControl):
     """The ranks of torch.distributed's default group, which this object creates and destroys.
 
     Objects are pickled and travel on Gloo's connections between the ranks, never through the store, which any process
-    that reaches its port could write to.
-
-    Args:
-        world: the ranks that MPI started; None where torchrun started them.
+    that reaches its port could write to. ``world`` has the ranks that MPI started; None where torchrun started them.
     """
 
     def __init__(self, backend: Literal["gloo", "nccl"], reason: str, world: MPI.Intracomm | None) -> None:
@@ -234,10 +231,7 @@ class TorchDistributedCommunicator(CheckedControl):
     # The data plane.
 
     def torch(self) -> TorchDistributedEngine:
-        """The engine, with connections of its own. Collective at its first call.
-
-        So a gradient of one rank can never be added to a value that another sends on the control plane.
-        """
+        """The engine, with connections of its own, so that no value of the control plane is added to a gradient."""
         if self._engine is None:
             self._engine = TorchDistributedEngine(self, self.new_group(self.size))
         return self._engine

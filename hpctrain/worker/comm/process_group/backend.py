@@ -28,9 +28,7 @@ _MARGIN_SECONDS = 30
 class Groups:
     """The process groups of a run: ``torch.distributed`` makes groups of the backend ``hpctrain`` through this object.
 
-    Args:
-        world: all ranks, in the order of torch.distributed's default group; it is duplicated.
-        crowded: whether there are more ranks than cores for them.
+    ``world`` has all ranks, in the order of torch.distributed's default group.
     """
 
     def __init__(self, world: MPI.Intracomm, timeout: Timeout, host: str, *, crowded: bool) -> None:

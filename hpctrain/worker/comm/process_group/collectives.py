@@ -94,12 +94,9 @@ class Collectives:
     def exchange(
         self, outgoing: Sequence[torch.Tensor | None], incoming: Sequence[torch.Tensor | None], longest: int
     ) -> None:
-        """Send each rank its part, and receive one from each.
+        """Send each rank its part as bytes, and receive one from each; None for nothing.
 
-        Args:
-            outgoing: the parts as bytes, by receiver; None for nothing.
-            incoming: their targets, by sender; each as long as the sender's part for this rank.
-            longest: the longest part of any rank of this node, in bytes; the same on all of them.
+        ``longest`` is the longest part of any rank of this node, in bytes.
         """
         places = self._places
         own, mine = outgoing[places.rank], incoming[places.rank]
@@ -132,11 +129,9 @@ class Collectives:
         return max(int(part[:8].view(torch.int64)) for part in shown)
 
     def reduce(self, parts: Sequence[torch.Tensor], out: torch.Tensor, reduction: Reduction) -> None:
-        """Write the reduction of all ranks' parts for this rank into ``out``.
+        """Write the reduction of all ranks' parts for this rank into ``out``, which may be this rank's own part.
 
-        Args:
-            parts: one dimension each, by receiver; equally long on all ranks.
-            out: may share memory with this rank's own part.
+        The parts have one dimension, and are equally long on all ranks.
         """
         places = self._places
         width = out.itemsize
@@ -214,11 +209,6 @@ class Collectives:
             self.reduce(parts, parts[places.rank], reduction)
             as_bytes = [part.view(torch.uint8) for part in parts]
             self.gather(as_bytes[places.rank], as_bytes, [len(part) for part in as_bytes])
-
-    def reduce_to(self, root: int, flat: torch.Tensor, reduction: Reduction) -> None:
-        """Replace the root's tensor of one dimension by the reduction of all; the others keep theirs."""
-        total = flat if self._places.rank == root else flat.clone()
-        self.reduce_everywhere(total, reduction)
 
     def _swap(self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Send bytes to ranks of other nodes, and receive from them."""

@@ -212,28 +212,26 @@ class HpctrainGroup(dist.ProcessGroup):
     # Collectives in which every rank gets a sum over all.
 
     def allreduce(self, tensors: _Tensors, opts: Any = None) -> CollectiveWork:  # type: ignore[override]
-        _check("all_reduce", *tensors)
-        reduction = self._reduction(tensors, opts)
-
-        def body(collectives: Collectives, wholes: _Tensors) -> None:
-            for whole in wholes:
-                collectives.reduce_everywhere(whole.view(reduction.dtype), reduction)
-
-        return self._move(f"all_reduce ({reduction.name}) of {_sizes(tensors)}", body, tensors, opts)
+        return self._reduce("all_reduce", tensors, opts, None)
 
     def allreduce_coalesced(self, tensors: _Tensors, opts: Any = None) -> CollectiveWork:
         return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: _Tensors, opts: Any) -> CollectiveWork:  # type: ignore[override]
-        _check("reduce", *tensors)
-        root = opts.rootRank
-        reduction = self._reduction(tensors, opts)
+        return self._reduce("reduce", tensors, opts, opts.rootRank)
+
+    def _reduce(self, what: str, tensors: _Tensors, opts: Any, root: int | None) -> CollectiveWork:
+        """Replace the tensors by their reduction, on the rank ``root`` alone if given."""
+        _check(what, *tensors)
+        reduction, keeps = self._reduction(tensors, opts), root not in (None, self.rank())
 
         def body(collectives: Collectives, wholes: _Tensors) -> None:
             for whole in wholes:
-                collectives.reduce_to(root, whole.view(reduction.dtype), reduction)
+                total = whole.clone() if keeps else whole
+                collectives.reduce_everywhere(total.view(reduction.dtype), reduction)
 
-        return self._move(f"reduce ({reduction.name}) of {_sizes(tensors)} to rank {root}", body, tensors, opts)
+        to = "" if root is None else f" to rank {root}"
+        return self._move(f"{what} ({reduction.name}) of {_sizes(tensors)}{to}", body, tensors, opts)
 
     def reduce_scatter(self, outputs: _Tensors, inputs: _Lists, opts: Any = None) -> CollectiveWork:  # type: ignore[override]
         _check("reduce_scatter", *outputs, *(source for each in inputs for source in each))

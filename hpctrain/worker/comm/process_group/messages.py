@@ -31,7 +31,6 @@ class Messages:
     Args:
         comm: the ranks of the group; used for nothing else.
         numbers: the ranks' numbers in the run, for error messages.
-        pause: is called between two polls.
         beside: whether a thread beside the script's may call MPI.
     """
 
@@ -117,7 +116,6 @@ class Messages:
         self._woken.release()
         if self._thread is not None:
             self._thread.join()
-            self._thread = None
         self.timeout.abandon([work for work in self._under_way if not work.done])
         self._under_way = []
 

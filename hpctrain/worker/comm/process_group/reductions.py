@@ -29,9 +29,7 @@ _BLOCK_BYTES = 131072
 
 @dataclass(frozen=True)
 class Reduction:
-    """One reduce operation on tensors of one type over a number of ranks.
-
-    Terms are combined in the given order, so the bits of the result do not depend on timing.
+    """One reduce operation on tensors of one type over a number of ranks, combined in the given order.
 
     Attributes:
         within: the type in which terms are combined, float32 for narrower floating-point types.

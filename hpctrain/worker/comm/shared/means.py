@@ -115,9 +115,7 @@ def mean_at_once(buffer: Buffer, slots: Segment, ranks: int, known: dict[int, st
 def mean_by_slices(buffer: Buffer, node: LocalNode, exchange: Exchange | None, threads: ThreadPool, ranks: int) -> Mean:
     """Each rank adds up its slice of all local buffers in the first of them, and copies the result to the others.
 
-    Args:
-        exchange: sums slices over the nodes; None for a rank that does not take part in that.
-        ranks: the number of ranks on all nodes.
+    ``exchange`` sums slices over the nodes; None for a rank that does not take part in that.
     """
     align = LINE_BYTES // buffer.dtype.itemsize
     everyone = buffer.all_local()

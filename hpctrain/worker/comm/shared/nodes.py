@@ -22,7 +22,7 @@ class LocalNode:
     Attributes:
         comm: the ranks of this node, in the order of their ranks.
         numbers: all ranks' numbers at the start of the run, by rank, for messages.
-        homes: the first rank of each rank's node, by rank; both of ``world``.
+        homes: the first rank of each rank's node, by rank.
         lanes: into how many slices a node cuts each buffer.
         lane: the number of the slice that this rank works on.
         sharers: how many ranks of this node share the lane.

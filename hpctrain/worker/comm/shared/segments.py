@@ -107,13 +107,7 @@ class Segment:
         sees at worst an earlier count. No barrier is needed after the store of the counter: it becomes visible in time,
         and nothing depends on when.
 
-        Args:
-            what: names the collective in messages.
-            pause: is called between two looks at the counters.
-
-        Raises:
-            RanksLostError: a rank died.
-            HpctrainError: a rank does not come in time.
+        ``pause`` is called between two looks at the counters.
         """
         self.barriers = count = self.barriers + 1
         self._sync()

@@ -21,10 +21,6 @@ class Task:
     Args:
         small: whether to run it at once in the submitting thread, if the queue is empty.
         hurried: whether the worker's thread starts it; otherwise it is left to the thread that waits for it.
-
-    Attributes:
-        done: whether the task is finished, or was never queued.
-        error: the error in it, or in a task before it.
     """
 
     def __init__(self, worker: Worker, *, small: bool, hurried: bool) -> None:
@@ -58,12 +54,10 @@ class Worker:
     Args:
         beside: whether to have a thread. Without one every task runs in the thread that waits.
         closed: makes the error of tasks submitted after :meth:`close`.
-
-    Attributes:
-        pause: what a waiting thread calls between two polls.
     """
 
     def __init__(self, *, beside: bool, closed: Callable[[], HpctrainError]) -> None:
+        # What a waiting thread calls between two polls.
         self.pause: Pause = no_pause
         self._after_close = closed
         self._tasks: deque[Task] = deque()
