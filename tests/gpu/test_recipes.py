@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from support.gpu_runs import GPUS, execute, launch, of_make_gpu
-from support.pages import ROOT
 
 pytestmark = of_make_gpu
 
@@ -83,29 +82,3 @@ def test_text(tmp_path, note, micro_batch):
     size, small = (96, ()) if GPUS else (micro_batch, _SMALL_TEXT)
     changes = ("data.path=/none", "compile=on", f"batch.size={size}", f"batch.micro_batch={micro_batch}", *small)
     speed(tmp_path, note, "gpt2-124m", *changes)
-
-
-def test_a_gpt_of_a_billion_parameters(tmp_path, note):
-    """24 layers of width 2,048, with and without recomputation: tokens a second, MFU, peak memory and the predicted."""
-    sizes = {"layers": 24, "width": 2048, "heads": 16} if GPUS else {"layers": 2, "width": 64, "heads": 2}
-    sizes |= {} if GPUS else {"context": 32, "vocabulary": 512}
-    device, batch = ("cuda", 8) if GPUS else ("cpu", 2)
-    program = (
-        "import json, one_gpu\n"
-        "from hpctrain.common.recipes.gpt import GptSettings\n"
-        f"settings = GptSettings(**{sizes!r})\n"
-        "rows = []\n"
-        "for recompute in (False, True):\n"
-        "    rows.append(one_gpu.large_gpt("
-        f"settings, {batch}, recompute=recompute, rounds=3, device={device!r}))\n"
-        "    one_gpu.empty()\n"
-        "print(json.dumps(rows))\n"
-    )
-    benchmarks = f"{ROOT / 'benchmarks'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    done = execute([sys.executable, "-c", program], tmp_path, seconds=200, PYTHONPATH=benchmarks, **_CARD)
-    rows = json.loads(done.stdout.splitlines()[-1])
-    note(steps=rows, remark=_TOY)
-    assert [row["recomputation"] for row in rows] == [False, True]
-    assert all(row["tokens_per_s"] > 0 and row["predicted_bytes"] > 0 for row in rows)
-    if GPUS:
-        assert rows[1]["peak_bytes"] < rows[0]["peak_bytes"]
