@@ -163,8 +163,7 @@ def write_tf_config(world: MPI.Intracomm, host: str, timeout: Timeout, tasks: Se
     Args:
         tasks: ``chief``, ``worker`` or ``ps``, for every rank.
 
-    Returns:
-        The socket that reserves this process's port for TensorFlow's server; to be closed with the run.
+    Returns the socket that reserves this process's port for TensorFlow's server; to be closed with the run.
     """
     own = tasks[world.rank]
     ranks = exchange_addresses(world, host, timeout, "the addresses of TensorFlow's servers", reservation)

@@ -24,13 +24,9 @@ from hpctrain.common.stderr import tell_error
 
 
 class _Process:
-    """This process.
+    """This process: whether its forks are detected, whether it is one, and its exit status then.
 
-    Attributes:
-        watching: whether its forks are detected.
-        forked: whether it is a fork itself.
-        status: the exit status with which a fork ends.
-        frames: those that the fork returns through, which keep their variables.
+    The ``frames`` are those that a fork returns through, which keep their variables.
     """
 
     watching = forked = False

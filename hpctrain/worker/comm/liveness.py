@@ -158,8 +158,8 @@ class LivenessWatch:
         stalled = [rank for rank in range(len(self._peers)) if rank not in waits]
         self.awaited = [str(self._peers[rank]) for rank in stalled]
         if not stalled:
-            here = waits[self._rank].place
-            elsewhere = {rank: wait.place for rank, wait in waits.items() if wait.place != here}
+            own_place = waits[self._rank].place
+            elsewhere = {rank: wait.place for rank, wait in waits.items() if wait.place != own_place}
             self.awaited = [f"{self._peers[rank]}, in {place}," for rank, place in elsewhere.items()]
         new = [rank for rank in stalled if rank not in self._named]
         names = abbreviated([str(self._peers[rank]) for rank in new], 2 * _LOOKS)

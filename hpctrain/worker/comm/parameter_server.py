@@ -53,8 +53,7 @@ class ParameterServer:
     def begin(self, vector: Vector, *, staleness: int) -> None:
         """Set the vector, equal on all ranks, and number the steps from 0. Collective.
 
-        Args:
-            staleness: how many steps a rank may be ahead of the slowest one; see :meth:`begin_step`.
+        A rank may be ``staleness`` steps ahead of the slowest one; see :meth:`begin_step`.
         """
         self._staleness = staleness
         self._timeout.finish(self._comm.Ibarrier, "beginning with the parameter server")

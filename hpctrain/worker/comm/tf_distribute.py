@@ -43,8 +43,7 @@ def take_gpu(local_rank: int, local_size: int) -> None:
 def replica_devices(replicas: int | None) -> list[str]:
     """The devices of replicas within this process: GPUs where there are any, or else virtual CPUs.
 
-    Args:
-        replicas: None for one per GPU, or a single one without GPUs.
+    None makes one replica per GPU, or a single one without GPUs.
     """
     gpus = tf.config.list_physical_devices("GPU")
     count = replicas or len(gpus) or 1

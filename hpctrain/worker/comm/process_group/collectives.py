@@ -49,12 +49,9 @@ class Collectives:
             self._timeout.finish(self._comm.Ibarrier, self._staging.what, pause=self._staging.pause)
 
     def gather(self, own: torch.Tensor, targets: Sequence[torch.Tensor | None], sizes: Sequence[int]) -> None:
-        """Copy each rank's data to its target on every rank that has one for it.
+        """Copy each rank's data, as bytes, to its target on every rank that has one for it.
 
-        Args:
-            own: this rank's data as bytes; may share memory with its target.
-            targets: by rank; None for data that this rank does not want.
-            sizes: in bytes, by rank; the same on all ranks.
+        ``own`` may share memory with its target. ``sizes`` are the same on all ranks.
         """
         places = self._places
         ranks = [rank for rank, size in enumerate(sizes) if size]

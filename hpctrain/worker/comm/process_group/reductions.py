@@ -67,7 +67,6 @@ class Reduction:
 
         Args:
             out: one dimension; of the type ``within`` if the terms are, or if ``last`` is False.
-            terms: at least one, of the same length; of the type ``dtype`` or ``within``.
             last: whether to apply :attr:`factor` and :attr:`divisor`; False for a partial result.
         """
         step = _BLOCK_BYTES // self.within.itemsize

@@ -55,12 +55,8 @@ class StagingBuffers:
     def step(self, slots: int, longest: int) -> int:
         """The size of a slot in one turn, in bytes: a multiple of a cache line. Collective over the node.
 
-        It depends on the arguments alone, so equal arguments give the same size on all nodes. The segment grows if a
-        half is too small for the slots.
-
-        Args:
-            slots: into how many slots a half is cut, at least one.
-            longest: the bytes of the longest data that a slot has to pass, over all turns.
+        It depends on the number of ``slots`` of a half and the bytes of the ``longest`` data that a slot has to pass
+        alone, so it is the same on all nodes. The segment grows if a half is too small for the slots.
         """
         most = max(LINE_BYTES, _MOST_BYTES // slots // LINE_BYTES * LINE_BYTES)
         step = min(most, -(-longest // LINE_BYTES) * LINE_BYTES)

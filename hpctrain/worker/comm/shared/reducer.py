@@ -74,8 +74,7 @@ class Reducer:
     ) -> tuple[Bytes, ReductionTask]:
         """Allocate shared memory for copies of a buffer elsewhere, and make their reduction. Collective over the run.
 
-        The ranks agree on the buffer before they allocate, which cannot be interrupted. Queued reductions run first,
-        because they may need an agreement too.
+        The ranks agree on the buffer before they allocate, after queued reductions, which may need an agreement too.
         """
         self._check_open()
         self.worker.drain()
