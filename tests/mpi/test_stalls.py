@@ -37,7 +37,7 @@ def parts(mpirun) -> dict[str, str]:
 
 @pytest.mark.long
 def test_a_wait_below_the_limit_is_nobodys_business(parts):
-    assert parts[BELOW] == ""
+    assert parts["below the limit"] == ""
 
 
 def test_a_stopped_rank_is_named_once_by_the_lowest_with_what_its_host_sees(parts):
@@ -117,6 +117,3 @@ def test_a_run_whose_rank_0_never_comes_back_can_be_resumed(hpctrain, tmp_path):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["failure"]["code"]) == ("resumable", "HT-wait-timed-out")
     assert summary["failure"]["rank"] in (1, 2) and "small bucket" in summary["failure"]["message"]
-
-
-BELOW = "below the limit"
