@@ -147,7 +147,7 @@ def test_a_gpt_resumes_to_the_same_bits(tmp_path, note):
 
 
 @on_gpus
-def test_mpi_takes_gradients_through_page_locked_memory(tmp_path, note):
+def test_mpi_takes_gradients_through_the_cpus_memory(tmp_path, note):
     """Two ranks, which share a GPU where there is one, so that this shows two ranks on any machine."""
     compare(tmp_path, note, backend="mpi", ranks=max(2, GPUS), precision="float64")
 

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from support.gpu_runs import CARD, GPUS, TOY, execute, launch, of_make_gpu, shards_of_photographs, speed
-from support.pages import ROOT
+from support.gpu_runs import CARD, GPUS, launch, of_make_gpu, shards_of_photographs, speed
 
 pytestmark = of_make_gpu
 
@@ -57,29 +55,3 @@ def test_text(tmp_path, note, micro_batch):
     size, small = (96, ()) if GPUS else (micro_batch, _TOY_TEXT)
     changes = ("data.path=/none", "compile=on", f"batch.size={size}", f"batch.micro_batch={micro_batch}", *small)
     speed(tmp_path, note, "gpt2-124m", *changes)
-
-
-def test_a_gpt_of_a_billion_parameters(tmp_path, note):
-    """24 layers of width 2,048, with and without recomputation: tokens a second, MFU, peak memory and the predicted."""
-    sizes = {"layers": 24, "width": 2048, "heads": 16} if GPUS else {"layers": 2, "width": 64, "heads": 2}
-    sizes |= {} if GPUS else {"context": 32, "vocabulary": 512}
-    device, batch = ("cuda", 8) if GPUS else ("cpu", 2)
-    program = (
-        "import json, one_gpu\n"
-        "from hpctrain.common.recipes.gpt import GptSettings\n"
-        f"settings = GptSettings(**{sizes!r})\n"
-        "rows = []\n"
-        "for recompute in (False, True):\n"
-        "    rows.append(one_gpu.large_gpt("
-        f"settings, {batch}, recompute=recompute, rounds=3, device={device!r}))\n"
-        "    one_gpu.empty()\n"
-        "print(json.dumps(rows))\n"
-    )
-    benchmarks = f"{ROOT / 'benchmarks'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    done = execute([sys.executable, "-c", program], tmp_path, seconds=200, PYTHONPATH=benchmarks, **CARD)
-    rows = json.loads(done.stdout.splitlines()[-1])
-    note(steps=rows, remark=TOY)
-    assert [row["recomputation"] for row in rows] == [False, True]
-    assert all(row["tokens_per_s"] > 0 and row["predicted_bytes"] > 0 for row in rows)
-    if GPUS:
-        assert rows[1]["peak_bytes"] < rows[0]["peak_bytes"]

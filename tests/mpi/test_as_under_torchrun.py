@@ -161,23 +161,19 @@ for step in range(20):
 
 
 @pytest.mark.parametrize(
-    ("halt", "status", "code", "named"),
+    ("halt", "named"),
     [
-        # Known long before the limit.
-        ("break", 1, "HT-ranks-in-different-places", r"rank 1 on \S+ at the end of its script"),
-        pytest.param(
-            *("time.sleep(1000)", 4, "HT-wait-timed-out", r"rank 0 on \S+ waited 8 s for rank 1"),
-            marks=pytest.mark.thorough,
-        ),
+        ("break", r"waited 8 s for rank 1 on .* at the end of its script"),
+        pytest.param("time.sleep(1000)", r"rank 0 on \S+ waited 8 s for rank 1", marks=pytest.mark.thorough),
     ],
 )
 def test_a_rank_that_the_others_wait_for_in_ddp_is_named(
-    hpctrain: Launch, tmp_path: Path, halt: str, status: int, code: str, named: str
+    hpctrain: Launch, tmp_path: Path, halt: str, named: str
 ) -> None:
     """DDP waits in C++, where an error of a collective has to arrive too."""
     (tmp_path / "script.py").write_text(LOOP.format(halt=halt))
     result = hpctrain("run", "script.py", "-np", "2", HPCTRAIN_STALL="3", HPCTRAIN_TIMEOUT="8")
-    assert (result.returncode, code in codes(result.stdout)) == (status, True), result.stdout
+    assert (result.returncode, "HT-wait-timed-out" in codes(result.stdout)) == (4, True), result.stdout
     assert re.search(named, result.stdout)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -28,4 +30,15 @@ def test_each_two_different_calls_are_refused_on_all_ranks(mpirun, ranks, backen
     assert result.returncode != 0
     assert "['mine'" not in result.stdout
     assert "at the end of its script" in result.stdout
-    assert set(codes(result.stdout)) & {"HT-ranks-in-different-calls", "HT-ranks-in-different-places"}
+    assert "HT-ranks-in-different-calls" in codes(result.stdout)
+
+
+def test_a_script_that_one_rank_leaves_early_is_told(hpctrain, tmp_path):
+    script = "import sys\nimport hpctrain as ht\ncomm = ht.init()\nif comm.rank == 1:\n    sys.exit()\ncomm.barrier()\n"
+    (tmp_path / "early.py").write_text(script)
+    result = hpctrain("run", "early.py", "-np", "2", "--oversubscribe", "--backend", "mpi", "--run-dir", "run")
+    assert result.returncode == 1
+    failure = json.loads((tmp_path / "run" / "summary.json").read_text())["failure"]
+    assert failure["code"] == "HT-ranks-in-different-calls"
+    assert re.search(r"rank 0\b[^;]*early\.py:6\b", failure["message"])
+    assert re.search(r"rank 1\b[^;]*at the end of its script", failure["message"])

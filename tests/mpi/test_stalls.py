@@ -26,22 +26,6 @@ for step in range(10):
     engine.allreduce(buffer, "small bucket").wait()
 """
 
-STOPS_IN_PYTORCH = """
-import os, signal
-import torch
-import hpctrain as ht
-comm = ht.init()
-model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-ht.distribute(model, optimizer, mesh=ht.mesh(dp_shard=comm.size))
-for step in range(3):
-    if step == 1 and comm.rank == 1:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    model(torch.ones(2, 8)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-
 
 @pytest.fixture(scope="module")
 def parts(mpirun) -> dict[str, str]:
@@ -53,7 +37,7 @@ def parts(mpirun) -> dict[str, str]:
 
 @pytest.mark.long
 def test_a_wait_below_the_limit_is_nobodys_business(parts):
-    assert parts[BELOW] == ""
+    assert parts["below the limit"] == ""
 
 
 def test_a_stopped_rank_is_named_once_by_the_lowest_with_what_its_host_sees(parts):
@@ -86,7 +70,7 @@ def test_ranks_that_all_wait_are_told_apart_by_what_they_wait_for(parts):
     assert "stalled" not in part
     said = (
         r"^hpctrain: every rank has been waiting for others, for up to \d+ s: "
-        r"path 0 \(rank 0, 2\); path 1 \(rank 1, 3\)$"
+        r"path 0 at \S+ \(rank 0, 2\); path 1 at \S+ \(rank 1, 3\)$"
     )
     assert len(re.findall(said, part, re.M)) == 1, part
 
@@ -116,21 +100,6 @@ def test_over_gloo_every_other_rank_names_the_one_that_is_stopped(mpirun):
 
 
 @pytest.mark.long
-def test_a_rank_that_is_stopped_is_named_in_calls_of_pytorchs_own_over_gloo(hpctrain, tmp_path):
-    (tmp_path / "script.py").write_text(STOPS_IN_PYTORCH)
-    result = hpctrain(
-        *("run", "script.py", "-np", "3", "--oversubscribe", "--backend", "gloo", "--run-dir", "run"),
-        timeout=200,
-        HPCTRAIN_TIMEOUT="3",
-    )
-    assert result.returncode == 4, result.stdout
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["status"], summary["failure"]["code"]) == ("resumable", "HT-wait-timed-out")
-    assert summary["failure"]["rank"] != 1
-    assert " for rank 1 on " in summary["failure"]["message"]
-
-
-@pytest.mark.long
 def test_a_run_whose_rank_0_never_comes_back_can_be_resumed(hpctrain, tmp_path):
     (tmp_path / "script.py").write_text(STOPS)
     result = hpctrain(
@@ -148,6 +117,3 @@ def test_a_run_whose_rank_0_never_comes_back_can_be_resumed(hpctrain, tmp_path):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["failure"]["code"]) == ("resumable", "HT-wait-timed-out")
     assert summary["failure"]["rank"] in (1, 2) and "small bucket" in summary["failure"]["message"]
-
-
-BELOW = "below the limit"

@@ -42,7 +42,7 @@ class ThreadCommunicator(SingleCommunicator):
         reduce = {"mean": np.mean, "sum": np.sum, "min": np.min, "max": np.max}[reduction]
         return reduce(np.stack(self.allgather_object(np.asarray(array))), axis=0)
 
-    def _group(self, size: int | None, what: str) -> Group:
+    def group(self, size: int | None = None, what: str = "") -> Group:
         assert size is None
         return _Everyone(self)
 

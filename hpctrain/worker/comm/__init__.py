@@ -54,8 +54,7 @@ def init(backend: str | None = None) -> Communicator:
 
     Raises:
         SystemExit: at the end of training, on the ranks of ``parameter_server`` that serve rank 0.
-        HpctrainError: an unknown backend, one that is not installed or not for this launcher, or a launcher and an
-            MPI that do not match.
+        HpctrainError: a backend that is unknown, not installed or not for this launcher, or an MPI that is not.
     """
     if run.comm is None:
         wanted = backend or BACKEND.read()
@@ -112,9 +111,6 @@ def shutdown() -> None:
 
     Idempotent; does nothing in a fork of a rank, nor while an error is handled, as in a ``finally`` block that it has
     entered: other ranks may wait where this one failed, and its error could never end the run.
-
-    Raises:
-        HpctrainError: the ranks do not hold equal parameters.
     """
     if sys.exception() is None:
         _leave_run()
@@ -152,8 +148,7 @@ def leave_errors_to_caller() -> None:
 
 def watch() -> None:
     """Note from now on whether a user's script trains, so that it can be told what it has forgotten. Idempotent."""
-    if not RANKS_ALONE.read():
-        forgotten.watch()
+    forgotten.watch()
 
 
 def _forgotten(ranks: int) -> str | None:
@@ -230,17 +225,9 @@ def _abort_on_exception() -> None:
         show(kind, error, trace)
         if forks.is_fork():
             return
-        if (said := explained(error)) is not error and isinstance(said, HpctrainError):
-            tell(f"hpctrain: {said}")
-        _abort(_exit_code(said))
+        _abort(_exit_code(original_error(error)))
 
     sys.excepthook = report_and_abort
-
-
-def explained(error: BaseException) -> BaseException:
-    """The error that ends this rank, as it was raised first, and in hpctrain's words where a library's say less."""
-    found = original_error(error)
-    return found if run.comm is None or forks.is_fork() else run.comm.explained(found)
 
 
 def _exit_code(error: BaseException) -> int:

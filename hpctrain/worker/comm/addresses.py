@@ -30,12 +30,7 @@ REMEDY = f"name the network interface between the hosts: {INTERFACE}=NAME; `ip l
 
 @dataclass(frozen=True, kw_only=True)
 class RankAddresses:
-    """The hosts and addresses of all ranks, in rank order.
-
-    Attributes:
-        endpoints: each rank's address and port; port 0 where the rank has no socket.
-        own_socket: this rank's socket, bound to its endpoint.
-    """
+    """The hosts of all ranks with their addresses and ports, 0 for a rank without a socket; and this rank's socket."""
 
     hosts: list[str]
     endpoints: list[tuple[str, int]]
@@ -47,32 +42,21 @@ def exchange_addresses(
 ) -> RankAddresses:
     """Tell all ranks the address of each. Collective.
 
-    Args:
-        make_socket: binds this rank's socket to its address: :func:`listener` or :func:`reservation`. None for a rank
-            that needs no port.
+    ``make_socket`` binds this rank's socket to its address: :func:`listener`, :func:`reservation`, or None for no port.
     """
     hosts = allgather(world, timeout, host, what)
-    own: tuple[str, int] | HpctrainError
+    own: tuple[str, int] | Exception
     own_socket = None
     try:
         address = own_address(host, hosts)
         own_socket = make_socket(address) if make_socket else None
         own = address, own_socket.getsockname()[1] if own_socket else 0
-    except HpctrainError as error:
+    except (HpctrainError, OSError) as error:
         own = error
-    except OSError as error:
-        own = HpctrainError(
-            "HT-network-unreachable",
-            "rank {rank} on {host} has no address that the others can reach: {reason}",
-            REMEDY,
-            rank=world.rank,
-            host=host,
-            reason=str(error),
-        )
     # A rank that failed takes part as well, or the others would wait for it.
     endpoints = []
     for end in allgather(world, timeout, own, what):
-        if isinstance(end, HpctrainError):
+        if isinstance(end, Exception):
             raise end
         endpoints.append(end)
     return RankAddresses(hosts=hosts, endpoints=endpoints, own_socket=own_socket)
@@ -179,8 +163,7 @@ def write_tf_config(world: MPI.Intracomm, host: str, timeout: Timeout, tasks: Se
     Args:
         tasks: ``chief``, ``worker`` or ``ps``, for every rank.
 
-    Returns:
-        The socket that reserves this process's port for TensorFlow's server; to be closed with the run.
+    Returns the socket that reserves this process's port for TensorFlow's server; to be closed with the run.
     """
     own = tasks[world.rank]
     ranks = exchange_addresses(world, host, timeout, "the addresses of TensorFlow's servers", reservation)

@@ -35,6 +35,7 @@ T = TypeVar("T")
 Reduction = Literal["mean", "sum", "min", "max"]
 FloatArray = NDArray[np.float64]
 AnyArray = NDArray[Any]
+SUMMING = "summing over a group of ranks"
 
 
 class RanksLostError(HpctrainError):
@@ -55,10 +56,9 @@ class LostRank:
 
 
 class Group(ABC):
-    """A group of neighbouring ranks that add arrays up in the middle of a step.
+    """A group of neighbouring ranks that add arrays up in the middle of a step, while gradients may be reduced.
 
-    Its messages cannot be mistaken for those of the gradients' reduction, which may run at the same time. Every rank of
-    the group calls it in the same order, from one thread at a time. Waits end after ``HPCTRAIN_TIMEOUT``.
+    Every rank of the group calls it in the same order, from one thread at a time.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -97,25 +97,22 @@ class Group(ABC):
 
 
 class Communicator(ABC):
-    """The ranks of one run, and the place of this process among them.
+    """The ranks of one run, and the place of this process among them. Every rank calls collective methods alike.
 
     Attributes:
         backend: what reduces the gradients, a name of hpctrain.common.cluster.backends.CAPABILITIES.
         reason: one sentence on why this backend was chosen.
-        distributed: whether ``ht.distribute`` got a model, whose parameters are proven equal, or the script asked for
-            process groups.
+        distributed: whether ``ht.distribute`` got a model, or the script asked for process groups.
         reduced_by_hand: whether the script reduced an array of several numbers itself.
         divides_batches: whether ``ht.shard`` got a DataLoader.
         mesh: the mesh that the ranks form; None for that of the launch.
         left: whether :func:`hpctrain.shutdown` has left the run.
         passes: how many backward passes this rank has begun, for messages; the adapter counts.
         in_host_memory: whether gradients are reduced in the CPU's memory only; hpctrain then keeps its models there.
-        has_xla_kernel: whether XLA can compile the reduction of TensorFlow gradients.
         strategy: the tf.distribute strategy of backends that are one.
     """
 
     in_host_memory = False
-    has_xla_kernel = False
     strategy: tf.distribute.Strategy | None = None
     mesh: Mesh | None = None
     backend: str
@@ -172,23 +169,12 @@ class Communicator(ABC):
     def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
         """Reduce a small array element by element over all ranks, with the same bits on each."""
 
-    def group(self, size: int | None = None, what: str = "summing over a group of ranks") -> Group:
+    @abstractmethod
+    def group(self, size: int | None = None, what: str = SUMMING) -> Group:
         """This rank's group of ``size`` neighbouring ranks, or of all ranks without it. Collective over all ranks.
 
-        The group ends with :meth:`recover`. ``what`` names its purpose in messages.
-
-        Raises:
-            HpctrainError: ``size`` does not divide the number of ranks.
+        ``size`` has to divide the ranks. The group ends with :meth:`recover`. ``what`` names its purpose in messages.
         """
-        if size is not None and self.size % size:
-            raise HpctrainError(
-                "HT-ranks-not-divisible",
-                "{ranks} ranks cannot be divided into groups of {size}",
-                f"start a multiple of {size} ranks",
-                ranks=self.size,
-                size=size,
-            )
-        return self._group(size, what)
 
     def kept_group(self, what: str) -> Group:
         """All ranks as a group for one purpose. Collective where it is formed: at first, and after ranks died."""
@@ -197,23 +183,13 @@ class Communicator(ABC):
         return self._kept_groups[what]
 
     def agreement(self) -> Group:
-        """All ranks as a group in which they agree while they draw batches. Collective as :meth:`kept_group`.
-
-        A script may draw batches in a thread of its own, while gradients are reduced.
-        """
+        """All ranks as a group in which they agree while they draw batches, maybe in another thread."""
         return self.kept_group("agreeing on the batches of a loader")
-
-    @abstractmethod
-    def _group(self, size: int | None, what: str) -> Group: ...
 
     # The data plane.
 
     def torch(self) -> TorchEngine:
-        """The engine that reduces PyTorch gradients. Collective at its first call.
-
-        Raises:
-            HpctrainError: this backend is for TensorFlow.
-        """
+        """The engine that reduces PyTorch gradients. Collective at its first call."""
         raise HpctrainError(
             "HT-backend-unfit",
             "backend {backend!r} is for TensorFlow, but this is PyTorch",
@@ -229,9 +205,6 @@ class Communicator(ABC):
         """Make torch.distributed's default group of these ranks, unless it exists. Collective; idempotent.
 
         ``init_device_mesh`` and ``new_group`` work from then on. The group ends with :meth:`shutdown`.
-
-        Raises:
-            HpctrainError: this backend has no process groups, or the default group consists of other ranks.
         """
         self._process_group()
         # A script that asks for groups builds on them, so the hint about undistributed models is not due.
@@ -280,11 +253,7 @@ class Communicator(ABC):
         self._kept.append(checked)
 
     def make_last_checks(self) -> None:
-        """Make the last checks. Collective, before :meth:`shutdown`; idempotent.
-
-        Raises:
-            HpctrainError: a check failed.
-        """
+        """Make the last checks. Collective, before :meth:`shutdown`; idempotent."""
         self._leave_training()
         checks, self._last_checks = [reference() for reference in self._last_checks], []
         kept, self._kept = self._kept, []
@@ -320,16 +289,8 @@ class Communicator(ABC):
         """Whether ranks are known to have died since the run was formed or re-formed."""
         return False
 
-    def explained(self, error: BaseException) -> BaseException:
-        """The error that ends this rank, in hpctrain's words where it comes from a wait in a library's own calls."""
-        return error
-
     def agree(self) -> None:
-        """A barrier that every rank passes; if :attr:`fault_tolerant`, all live ranks pass it, or none does.
-
-        Raises:
-            RanksLostError: ranks died before all had come; raised on every remaining rank.
-        """
+        """A barrier that every rank passes. If a rank died before all had come, none does: all raise RanksLostError."""
         self.barrier()
 
     def broadcast_bytes(self, buffer: NDArray[np.uint8], root: int = 0) -> None:
@@ -340,10 +301,7 @@ class Communicator(ABC):
         """Re-form a :attr:`fault_tolerant` run without the dead ranks. Collective over the remaining ranks.
 
         ``rank``, ``size``, ``local_rank`` and ``local_size`` change; the order of the ranks stays. An engine's buffers
-        cannot be used any more.
-
-        Returns:
-            The ranks that died, the same on every rank.
+        cannot be used any more. Returns the ranks that died, the same on every rank.
 
         Raises:
             RanksLostError: another one died meanwhile; call it again.

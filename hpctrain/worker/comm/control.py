@@ -28,9 +28,8 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.base import AnyArray, Communicator, Reduction
 from hpctrain.worker.comm.boards import Board
-from hpctrain.worker.comm.deadlocks import mismatch_error
 from hpctrain.worker.comm.liveness import LivenessWatch, Peer
-from hpctrain.worker.comm.script_location import OWN, script_place
+from hpctrain.worker.comm.script_location import mismatch_error, script_place
 from hpctrain.worker.comm.stalls import answer_requests
 from hpctrain.worker.comm.timeout import Timeout
 
@@ -135,7 +134,6 @@ class CheckedControl(Communicator):
 
         Args:
             operation: the call, with everything that has to be the same on every rank.
-            what: names the wait in messages.
             own: the bytes that this rank sends; None if only another rank sends.
             slots: 1 if one rank sends, :attr:`size` if all do.
 
@@ -162,7 +160,7 @@ class CheckedControl(Communicator):
 
     def _differ(self, operation: str) -> HpctrainError:
         """The error that names the different calls, the same on all ranks. Collective."""
-        place = f"{script_place(operation)}, after backward pass {self.passes}"
+        place = "in " + script_place(operation, ended=self.timeout.leaving, passes=self.passes)
         own = np.frombuffer(pickle.dumps((self.host, place[:_PLACE_LENGTH])), np.uint8)
         everyone = self._gather(own, _DESCRIPTION_BYTES, "a comparison")
         return mismatch_error(pickle.loads(each.data) for each in everyone)  # noqa: S301 - of this very run
@@ -192,7 +190,7 @@ def _purpose() -> str:
     while frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back
     module: str = frame.f_globals.get("__name__") or ""
-    return f"{module}.{frame.f_code.co_qualname}" if module.startswith(OWN) else ""
+    return f"{module}.{frame.f_code.co_qualname}" if module.startswith("hpctrain.") else ""
 
 
 # Called in each training step, where NumPy's name of a type would take as long as everything else.

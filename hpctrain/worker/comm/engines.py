@@ -69,6 +69,18 @@ class TensorFlowEngine(Protocol):
         """Overwrite each variable by rank 0's."""
 
 
+class PendingWork(Work):
+    """A reduction in progress, for which a function waits; it is called once, and dropped with what it refers to."""
+
+    def __init__(self, wait: Callable[[], object]) -> None:
+        self._wait: Callable[[], object] | None = wait
+
+    def wait(self) -> None:
+        if self._wait:
+            self._wait()
+        self._wait = None
+
+
 def reduce_copy(buffer: torch.Tensor, wire: torch.dtype, reduce: Callable[[torch.Tensor], Work]) -> CopiedWork:
     """``reduce`` a copy of ``buffer`` in the type ``wire``; waiting for it writes the result to ``buffer``."""
     copied = buffer.to(wire, copy=True)

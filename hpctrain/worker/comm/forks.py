@@ -24,13 +24,9 @@ from hpctrain.common.stderr import tell_error
 
 
 class _Process:
-    """This process.
+    """This process: whether its forks are detected, whether it is one, and its exit status then.
 
-    Attributes:
-        watching: whether its forks are detected.
-        forked: whether it is a fork itself.
-        status: the exit status with which a fork ends.
-        frames: those that the fork returns through, which keep their variables.
+    The ``frames`` are those that a fork returns through, which keep their variables.
     """
 
     watching = forked = False
@@ -132,11 +128,3 @@ def _begin_fork() -> None:
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
     atexit.register(_end)
-    # Raised in another way, hpctrain.worker.train.rank, which runs the script, notes its status.
-    sys.exit = _exit
-
-
-def _exit(code: str | int | None = None, /) -> NoReturn:
-    error = SystemExit(code)
-    _process.status = exit_status(error)
-    raise error

@@ -12,8 +12,6 @@ from hpctrain.worker.comm.base import Group
 def channel_statistics(x: torch.Tensor, group: Group | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Mean, biased variance and number of the values of each channel, over a group's samples or this rank's.
 
-    Nothing here waits for a GPU.
-
     Args:
         x: float32 or float64, shape (N, C, …); the ranks' N may differ, and be 0.
 

@@ -14,10 +14,10 @@ from hpctrain.common.cluster.mpi import BUILD_HINT
 from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
 from hpctrain.worker.comm import forks
-from hpctrain.worker.comm.engines import TorchEngine, Work, reduce_copy
+from hpctrain.worker.comm.engines import PendingWork, TorchEngine, Work, reduce_copy
 from hpctrain.worker.comm.mpi import MpiControl
 from hpctrain.worker.comm.rank_run import run
-from hpctrain.worker.comm.timeout import REDUCTION, Timeout
+from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 
 _WAITED_IN = "Horovod's reduction"
-# Waits for a handle and returns the result.
-_Synchronize = Callable[[int], Any]
 
 
 class HorovodCommunicator(MpiControl):
@@ -114,15 +112,6 @@ def _import_horovod(framework: str) -> Any:
     return module
 
 
-class _TorchWork(Work):
-    def __init__(self, synchronize: _Synchronize, handle: int) -> None:
-        self._synchronize = synchronize
-        self._handle = handle
-
-    def wait(self) -> None:
-        self._synchronize(self._handle)
-
-
 class HorovodTorchEngine(TorchEngine):
     """Reduces flat PyTorch buffers with Horovod's asynchronous collectives."""
 
@@ -146,7 +135,7 @@ class HorovodTorchEngine(TorchEngine):
                 BUILD_HINT,
             )
         handle = self._horovod.allreduce_async_(buffer, name=name, op=self._horovod.Average)
-        return _TorchWork(self._synchronize, handle)
+        return PendingWork(lambda: self._synchronize(handle))
 
     def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         import torch
@@ -186,7 +175,7 @@ class HorovodTensorFlowEngine:
 
     def _begin_wait(self) -> None:
         self._wait.close()  # of a reduction that failed
-        self._wait.enter_context(self._timeout.blocking(_WAITED_IN, REDUCTION))
+        self._wait.enter_context(self._timeout.blocking(_WAITED_IN))
 
     def _means(self, tensors: list[tf.Tensor], name: str) -> list[tf.Tensor]:
         """The means of all tensors, by one grouped reduction for each type."""
@@ -246,7 +235,7 @@ def _tensorflow_wire(tensor: tf.Tensor) -> tf.Tensor:
 def _synchronize(horovod: Any, timeout: Timeout, handle: int) -> Any:
     """The result of a reduction, with a limit: Horovod's own does not work in a process that is stopped."""
     try:
-        with timeout.blocking(_WAITED_IN, REDUCTION):
+        with timeout.blocking(_WAITED_IN):
             return horovod.synchronize(handle)
     except RuntimeError as error:
         raise TransientError(

@@ -1,7 +1,6 @@
 """The communicators over MPI: the control plane, with a limit on each wait, and the backend ``mpi`` on top of it.
 
-Every collective is MPI's non-blocking one, polled, so that a rank which died or took another path is
-reported after ``HPCTRAIN_TIMEOUT`` seconds instead of holding the others for ever.
+Every collective is MPI's non-blocking one, polled, so that no wait for a rank that died is endless.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 from hpctrain.common.bucket_groups import mpi_bucket_bytes
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.stopping import RESUMABLE
-from hpctrain.worker.comm.base import AnyArray, Group, LostRank, RanksLostError, Reduction
+from hpctrain.worker.comm.base import SUMMING, AnyArray, Group, LostRank, RanksLostError, Reduction
 from hpctrain.worker.comm.boards import MpiBoard
 from hpctrain.worker.comm.control import Bytes, CheckedControl, Words
 from hpctrain.worker.comm.mpi_collectives import allgather_bytes, broadcast, duplicate
@@ -47,7 +46,7 @@ class MpiGroup(Group):
     def allreduce(self, array: AnyArray) -> AnyArray:
         sent = np.asarray(array, order="C")
         received = np.empty_like(sent)
-        self._timeout.finish(lambda: self._comm.Iallreduce(sent, received), self._what, kind=self._what)
+        self._timeout.finish(lambda: self._comm.Iallreduce(sent, received), self._what)
         return received
 
     def free(self) -> None:
@@ -105,7 +104,7 @@ class MpiControl(CheckedControl):
         self.timeout.finish(lambda: self._world.Iallreduce(array, received, op=operation), what)
         return received
 
-    def _group(self, size: int | None, what: str) -> MpiGroup:
+    def group(self, size: int | None = None, what: str = SUMMING) -> MpiGroup:
         self._meet(f"groups of {size or self.size} ranks", "forming groups of ranks")
         self._groups.append(MpiGroup(self._world, self.timeout, size or self.size, what))
         return self._groups[-1]

@@ -27,7 +27,7 @@ _CLOSED = 2**40
 _IDLE = 2**60
 # The words in rank 0's window: the number of the next step, then the step that each rank computes.
 _NEXT, _FIRST_RANK = 0, 1
-_KIND = "the parameter server"
+_NAME = "the parameter server"
 
 
 class ParameterServer:
@@ -53,8 +53,7 @@ class ParameterServer:
     def begin(self, vector: Vector, *, staleness: int) -> None:
         """Set the vector, equal on all ranks, and number the steps from 0. Collective.
 
-        Args:
-            staleness: how many steps a rank may be ahead of the slowest one; see :meth:`begin_step`.
+        A rank may be ``staleness`` steps ahead of the slowest one; see :meth:`begin_step`.
         """
         self._staleness = staleness
         self._timeout.finish(self._comm.Ibarrier, "beginning with the parameter server")
@@ -99,13 +98,11 @@ class ParameterServer:
         self._timeout.wait(
             lambda: not self._behind(number),
             f"step {number + 1} of the epoch, which waits for steps that are more than {self._staleness} before it",
-            lambda: self._behind(number),
-            kind=_KIND,
         )
 
     def end(self) -> None:
         """Complete this rank's additions, and announce that it computes no more steps."""
-        with self._timeout.blocking(f"adding the last changes to {_KIND}"):
+        with self._timeout.blocking(f"adding the last changes to {_NAME}"):
             self._vector.Flush_all()
         self._word(_FIRST_RANK + self._comm.rank, _IDLE, self._mpi.REPLACE)
 
@@ -115,13 +112,13 @@ class ParameterServer:
             window.Unlock_all()
             window.Free()
 
-    def _behind(self, number: int) -> list[int]:
-        """The ranks whose step is too far behind this one."""
+    def _behind(self, number: int) -> bool:
+        """Whether a rank's step is too far behind this one."""
         words = np.empty(self._comm.size, np.int64)
         nothing = np.zeros_like(words)
         request = self._words.Rget_accumulate(nothing, words, 0, target=(_FIRST_RANK,), op=self._mpi.NO_OP)
-        self._timeout.wait(request.Test, _KIND, kind=_KIND)
-        return [int(rank) for rank in np.flatnonzero(words < number - self._staleness)]
+        self._timeout.wait(request.Test, _NAME)
+        return bool((words < number - self._staleness).any())
 
     def _accumulate(self, values: Vector, operation: MPI.Op) -> Vector:
         before = np.empty_like(values)
@@ -139,4 +136,4 @@ class ParameterServer:
         return before
 
     def _wait_all(self, requests: list[MPI.Request]) -> None:
-        self._timeout.wait(lambda: self._mpi.Request.Testall(requests), _KIND, kind=_KIND, keep=requests)
+        self._timeout.wait(lambda: self._mpi.Request.Testall(requests), _NAME, keep=requests)

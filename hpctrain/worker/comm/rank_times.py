@@ -115,9 +115,7 @@ def _mean(seconds: Sequence[float]) -> float:
 def slow_among(own: NDArray[np.float64], step: float) -> list[int]:
     """The ranks whose own time is longer than the median rank's, the slowest first.
 
-    Args:
-        own: seconds of a step in which a rank does not wait for the others, (ranks,).
-        step: seconds of a step.
+    ``own`` has the seconds of a ``step`` in which a rank does not wait for the others, shape (ranks,).
     """
     longer = own - median_low(own.tolist())
     found = np.flatnonzero((longer > _LONGER * (own - longer)) & (longer > _OF_STEP * step))

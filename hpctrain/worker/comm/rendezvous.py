@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 def rendezvous(world: MPI.Intracomm, host: str, limit: timedelta) -> tuple[TCPStore, RankAddresses]:
     """Make the store on rank 0 and connect to it; returns all ranks' addresses too. Collective.
 
-    It listens on a port that the system finds free, at the one address that the ranks need: that of the loopback where
-    all ranks are on one host.
+    It listens at the one address that the ranks need: that of the loopback where all ranks are on one host.
     """
     timeout = Timeout(f"rank {world.rank} on {host}")
     make_socket = listener if world.rank == 0 else None
@@ -71,15 +70,11 @@ def listening_at(address: str | None) -> Iterator[None]:
 
     By itself Gloo takes the address that the host's name resolves to, which may be another network's or the loopback's.
     """
-    interfaces = (
-        []
-        if address is None
-        else [
-            name
-            for name, entries in psutil.net_if_addrs().items()
-            if address in (str(entry.address).partition("%")[0] for entry in entries)
-        ]
-    )
+    interfaces = [
+        name
+        for name, entries in psutil.net_if_addrs().items()
+        if any(address == entry.address.partition("%")[0] for entry in entries)
+    ]
     if not interfaces or INTERFACE in os.environ:
         yield
         return

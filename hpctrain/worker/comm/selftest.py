@@ -25,7 +25,7 @@ def main() -> None:
         raise SystemExit("the self-test needs at least 2 ranks: start it with mpirun -np 2")
     # Integers below 2**24 and their halves are exact in float32, so the mean is known to the last bit.
     base = np.arange(NUMBERS, dtype=np.float32)
-    reduced = (_torch if framework == "torch" else _tensorflow)(comm, base * (comm.rank + 1))
+    reduced = _reduced(comm, framework, base * (comm.rank + 1))
     expected = base * ((comm.size + 1) / 2)
     wrong = np.flatnonzero(reduced != expected)
     if len(wrong):
@@ -33,17 +33,13 @@ def main() -> None:
         raise SystemExit(f"rank {comm.rank}: the mean is {reduced[at]} at {at}, it should be {expected[at]}")
 
 
-def _torch(comm: Communicator, numbers: AnyArray) -> AnyArray:
-    import torch
+def _reduced(comm: Communicator, framework: str, numbers: AnyArray) -> AnyArray:
+    if framework == "torch":
+        import torch
 
-    engine = comm.torch()
-    buffer = engine.allocate(len(numbers), torch.float32, torch.device("cpu"))
-    buffer.copy_(torch.from_numpy(numbers))
-    engine.allreduce(buffer, "selftest").wait()
-    return buffer.numpy()
-
-
-def _tensorflow(comm: Communicator, numbers: AnyArray) -> AnyArray:
+        buffer = torch.from_numpy(numbers)
+        comm.torch().allreduce(buffer, "selftest").wait()
+        return buffer.numpy()
     import tensorflow as tf
 
     (reduced,) = comm.tensorflow().allreduce([tf.constant(numbers)], "selftest")

@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from hpctrain.common.settings import TIMEOUT
-from hpctrain.worker.comm.base import AnyArray, Communicator, Group, Reduction
-from hpctrain.worker.comm.engines import TorchEngine, Work
+from hpctrain.worker.comm.base import SUMMING, AnyArray, Communicator, Group, Reduction
+from hpctrain.worker.comm.engines import PendingWork, TorchEngine, Work
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -21,8 +21,6 @@ class SingleCommunicator(Communicator):
     """One rank, without messages."""
 
     backend = "single"
-    # True because there is nothing to reduce.
-    has_xla_kernel = True
     rank = 0
     size = 1
     local_rank = 0
@@ -40,7 +38,7 @@ class SingleCommunicator(Communicator):
     def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
         return array.copy()
 
-    def _group(self, size: int | None, what: str) -> Group:
+    def group(self, size: int | None = None, what: str = SUMMING) -> Group:
         return _Alone(self.rank, self.size)
 
     def torch(self) -> TorchEngine:
@@ -80,15 +78,11 @@ class _Alone(Group):
         return array.copy()
 
 
-class _Done(Work):
-    def wait(self) -> None: ...
-
-
 class SingleTorchEngine(TorchEngine):
     """The mean over one rank is the rank's own gradient."""
 
     def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
-        return _Done()
+        return PendingWork(lambda: None)
 
     def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         return tensor

@@ -1,8 +1,7 @@
-"""Detects dead ranks and forms a communicator without them, with Open MPI's ULFM.
+"""Detects dead ranks and forms a communicator without them, with Open MPI's User-Level Failure Mitigation.
 
-User-Level Failure Mitigation (Bland et al. 2013, https://doi.org/10.1177/1094342013488238; its functions are in
-https://docs.open-mpi.org/en/v5.0.x/features/ulfm.html): calls that need a dead rank fail instead of waiting for it, and
-the programs decide what to do.
+Calls that need a dead rank fail instead of waiting for it (Bland et al. 2013, https://doi.org/10.1177/1094342013488238;
+https://docs.open-mpi.org/en/v5.0.x/features/ulfm.html).
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 _TAG = 1
 # mpirun --with-ft tells its processes by this variable; without it, a dead process ends the job.
 _SWITCH = "OMPI_MCA_mpi_ft_enable"
-_NEEDED = "it needs Open MPI 5, and mpirun --with-ft ulfm"
 
 
 def missing_mitigation() -> str | None:
@@ -38,11 +36,10 @@ def missing_mitigation() -> str | None:
         return f"it needs mpi4py 4 or later; this mpi4py has no MPI_Comm_shrink (MPI: {name})"
     try:
         MPI.COMM_SELF.Is_revoked()
+        enabled = os.environ.get(_SWITCH, "").lower() in ("1", "true", "yes")
     except (NotImplementedError, MPI.Exception):
-        return f"{_NEEDED}; this MPI is {name}"
-    if os.environ.get(_SWITCH, "").lower() not in ("1", "true", "yes"):
-        return f"{_NEEDED}; this MPI is {name}, started without --with-ft"
-    return None
+        enabled = False
+    return None if enabled else f"it needs Open MPI 5, and mpirun --with-ft ulfm; this MPI is {name}"
 
 
 def is_majority(hosts: Sequence[str], left: Sequence[str]) -> bool:
@@ -50,10 +47,6 @@ def is_majority(hosts: Sequence[str], left: Sequence[str]) -> bool:
 
     Ranks of one host see each other die. But a host that fell silent may only be cut off, and take the others for dead
     as they do this one. So more hosts must remain than are gone, and of two halves neither continues.
-
-    Args:
-        hosts: the host of each rank before the loss.
-        left: the host of each remaining rank.
     """
     return len(set(left)) > len(set(hosts) - set(left))
 
@@ -89,11 +82,7 @@ class Survival:
             raise
 
     def check(self) -> None:
-        """Raise if a rank is known to have died, and in other threads until the ranks have re-formed.
-
-        Raises:
-            RanksLostError: a rank died; the message names it if MPI does.
-        """
+        """Raise RanksLostError if a rank is known to have died, and in other threads until the ranks have re-formed."""
         others_turn = self._recovering is not None and self._recovering != threading.get_ident()
         if others_turn or self.lost:
             raise self._error()
@@ -122,10 +111,7 @@ class Survival:
             self._vote(0, timeout, "agreeing to continue without the ranks that died")
 
     def shrink(self) -> None:
-        """Replace :attr:`comm` by a communicator of the remaining ranks.
-
-        Collective over the remaining ranks, each after :meth:`give_up`.
-        """
+        """Replace :attr:`comm` by one of the remaining ranks. Collective over these, each after :meth:`give_up`."""
         before = self.comm
         # Open MPI 5.0.11 ends its non-blocking form with an internal error.
         fresh = before.Shrink()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.settings import PARAMETER_SERVERS, REPLICAS, TIMEOUT_HINT
+from hpctrain.common.settings import PARAMETER_SERVERS, REPLICAS
 from hpctrain.worker.comm.addresses import write_tf_config
 from hpctrain.worker.comm.base import Communicator
 from hpctrain.worker.comm.engines import TorchEngine
@@ -43,8 +43,7 @@ def take_gpu(local_rank: int, local_size: int) -> None:
 def replica_devices(replicas: int | None) -> list[str]:
     """The devices of replicas within this process: GPUs where there are any, or else virtual CPUs.
 
-    Args:
-        replicas: None for one per GPU, or a single one without GPUs.
+    None makes one replica per GPU, or a single one without GPUs.
     """
     gpus = tf.config.list_physical_devices("GPU")
     count = replicas or len(gpus) or 1
@@ -240,15 +239,7 @@ class ParameterServerCommunicator(_OfScope):
         try:
             return self._fetching.submit(wait).result(self.timeout.seconds)
         except concurrent.futures.TimeoutError:
-            raise HpctrainError(
-                "HT-wait-timed-out",
-                "rank 0 on {host} waited {seconds:g} s for {awaited}",
-                f"the logs of the other ranks say what they do; {TIMEOUT_HINT}",
-                exit_code=1,
-                host=self.host,
-                seconds=self.timeout.seconds,
-                awaited=what,
-            ) from None
+            raise self.timeout.out_of_time(what) from None
 
     def shutdown(self) -> None:
         if self._world is None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpctrain.common.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError, abbreviated
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
 from hpctrain.worker.comm import forks
@@ -29,21 +28,13 @@ _SLEEP_SECONDS = 20e-6
 # After this time a wait counts as long, and its end need not be noticed at once.
 _LONG_SECONDS = 0.01
 _LONG_SLEEP_SECONDS = 0.0005
-# The kinds of waits: in the data plane, in the control plane, or of a rank whose work is done. Ranks in waits of
-# different kinds wait for each other in vain (see hpctrain.worker.comm.deadlocks).
-REDUCTION, CONTROL, END = "reduction", "control", "end"
-# A wait in a process group of torch.distributed. It proves no deadlock: a rank may wait in several groups at once, and
-# a group may consist of some ranks only.
-COLLECTIVE = "collective"
-# While data is arriving, a wait counts as a new one after this time.
-_RENEWED_SECONDS = 1.0
 # How long a wait goes on while the main thread has not taken Ctrl-C.
 _INTERRUPTED_SECONDS = 5.0
 # Requests of MPI that no thread waits for any more.
 _abandoned: list[object] = []
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Wait:
     """A wait that has not ended.
 
@@ -51,44 +42,16 @@ class Wait:
         what: names the wait in messages.
         since: the time of its begin by ``time.monotonic``.
         blocked: whether it is inside an MPI call, where no exception can be raised.
-        kind: ``REDUCTION``, ``CONTROL``, ``END``, ``COLLECTIVE``, or a text for collectives with messages of their own.
-        leads: whether the script itself waits; False for a thread beside it that uses the control plane.
-        polls: how often the waiting thread has found that the wait goes on.
     """
 
     what: str
     since: float
     blocked: bool = False
-    kind: str = CONTROL
-    leads: bool = True
-    polls: int = field(default=0, compare=False)
-
-
-def _leads(kind: str) -> bool:
-    if kind == COLLECTIVE:
-        return False
-    # Autograd reduces in threads of its own, for which the script waits.
-    return kind != CONTROL or threading.current_thread() is threading.main_thread()
 
 
 def _script_waits() -> contextlib.AbstractContextManager[None]:
     """Counts a wait as the script's own, not as that of a thread beside it."""
     return run.times.waits() if threading.current_thread() is threading.main_thread() else contextlib.nullcontext()
-
-
-# What Gloo's errors say, in PyTorch's own calls too.
-_TIMED_OUT = re.compile(r"Timed out waiting \d+ms")
-
-
-def is_late(error: BaseException | None) -> bool:
-    """Whether a wait lasted for too long, as an error or one that caused it says."""
-    while error is not None:
-        if isinstance(error, HpctrainError) and error.code == "HT-wait-timed-out":
-            return True
-        if isinstance(error, RuntimeError) and _TIMED_OUT.search(str(error)):
-            return True
-        error = error.__cause__
-    return False
 
 
 class Timeout:
@@ -103,8 +66,6 @@ class Timeout:
         survival: knows which ranks have died; None where ranks cannot go on without them.
         leaving: whether this rank's work is done, and it only waits for the others to end.
         interrupted: since when a KeyboardInterrupt waits for the main thread to come back to Python.
-        expired: the last wait whose limit was over. Others whose time is over at nearly the same time must not take
-            this rank for the one that they wait for.
     """
 
     interrupted: float = math.inf
@@ -113,7 +74,6 @@ class Timeout:
         self._who = who
         self.seconds = TIMEOUT.read()
         self.leaving = False
-        self.expired: Wait | None = None
         self._waits: dict[object, Wait] = {}
         self.watch: LivenessWatch | None = None
         self.survival: Survival | None = None
@@ -123,7 +83,6 @@ class Timeout:
         start: Callable[[], MPI.Request],
         what: str,
         *,
-        kind: str = CONTROL,
         check_deaths: bool = True,
         pause: Callable[[], object] = lambda: None,
     ) -> None:
@@ -134,7 +93,7 @@ class Timeout:
         except Exception as error:
             self._explain(error)
             raise
-        self.wait(request.Test, what, kind=kind, check_deaths=check_deaths, pause=pause, keep=request)
+        self.wait(request.Test, what, check_deaths=check_deaths, pause=pause, keep=request)
 
     def _explain(self, error: BaseException) -> None:
         """Raise the error of a rank's death in the place of MPI's, if this is one."""
@@ -143,101 +102,69 @@ class Timeout:
 
     def abandon(self, requests: object) -> None:
         """Keep requests that no thread waits for any more alive: MPI may write into their buffers until it ends."""
-        if requests is not None:
-            _abandoned.append(requests)
+        _abandoned.append(requests)
 
     def wait(
         self,
         done: Callable[[], bool],
         what: str,
-        missing: Callable[[], Sequence[int]] = lambda: (),
         *,
-        kind: str = CONTROL,
         check_deaths: bool = True,
         pause: Callable[[], object] = lambda: None,
-        progress: Callable[[], int] = int,
         keep: object = None,
     ) -> None:
-        """Poll ``done`` until it is true.
+        """Poll ``done`` until it is true. ``what`` names the wait in messages.
 
         Args:
-            done: a poll that costs little.
-            what: names the wait in messages.
-            missing: gives the ranks that have not come yet, by their numbers at the start of the run, where known.
-            kind: the kind of the wait, see :class:`Wait`.
             check_deaths: whether a rank's death ends the wait; False where MPI itself ends it, on all ranks alike.
             pause: is called between two polls.
-            progress: gives a number that grows while data is arriving; the limit counts from its last growth.
             keep: requests to :meth:`abandon` if the wait fails.
 
         Raises:
             RanksLostError: a rank died.
-            HpctrainError: it is not done in time, with exit code 4, because no rank has failed; or the ranks wait in
-                different places.
+            HpctrainError: it is not done in time, with exit code 4, because no rank has failed.
         """
         try:
-            if not done():
-                with _script_waits():
-                    self._poll(done, what, missing, kind, check_deaths, pause, progress)
+            if done():
+                return
+            with _script_waits():
+                since = time.monotonic()
+                while time.monotonic() - since < _SPIN_SECONDS:
+                    pause()
+                    if done():
+                        return
+                with self._known(Wait(what=what, since=since)):
+                    while not done():
+                        pause()
+                        waited = time.monotonic() - since
+                        if check_deaths and self.survival:
+                            self.survival.check()
+                        self._check_interrupt(what)
+                        if waited > self.seconds:
+                            raise self.out_of_time(what)
+                        time.sleep(_SLEEP_SECONDS if waited < _LONG_SECONDS else _LONG_SLEEP_SECONDS)
         except BaseException as error:
-            self.abandon(keep)
+            if keep is not None:
+                self.abandon(keep)
             self._explain(error)
             raise
 
-    def _poll(
-        self,
-        done: Callable[[], bool],
-        what: str,
-        missing: Callable[[], Sequence[int]],
-        kind: str,
-        check_deaths: bool,
-        pause: Callable[[], object],
-        progress: Callable[[], int],
-    ) -> None:
-        # The begin of the wait, and later the time of the last progress.
-        since = time.monotonic()
-        while time.monotonic() - since < _SPIN_SECONDS:
-            pause()
-            if done():
-                return
-        thread = threading.get_ident()
-        wait = Wait(what=what, since=since, kind=END if self.leaving else kind, leads=_leads(kind))
-        self._waits[thread], self.expired = wait, None
-        reached = progress()
+    @contextlib.contextmanager
+    def _known(self, wait: Wait) -> Iterator[None]:
+        """Let the thread that watches the waits know of one."""
+        call = object()
+        self._waits[call] = wait
         try:
-            while not done():
-                wait.polls += 1
-                pause()
-                now = time.monotonic()
-                if progress() > reached:
-                    reached, since = progress(), now
-                    if since - wait.since > _RENEWED_SECONDS:
-                        wait = self._waits[thread] = replace(wait, since=since)
-                waited = now - since
-                if check_deaths:
-                    self._check_peers()
-                self._check_interrupt(what, now)
-                if waited > self.seconds:
-                    self.expired = wait
-                    raise self.out_of_time(what, missing())
-                time.sleep(_SLEEP_SECONDS if waited < _LONG_SECONDS else _LONG_SLEEP_SECONDS)
+            yield
         finally:
-            del self._waits[thread]
+            del self._waits[call]
 
-    def _check_peers(self) -> None:
-        """Raise if the wait cannot end, because a rank died or all ranks wait for each other."""
-        if self.survival:
-            self.survival.check()
-        # Leaving the run sets it to None at any time.
-        if (watch := self.watch) and (error := watch.deadlock()):
-            raise error
-
-    def _check_interrupt(self, what: str, now: float) -> None:
+    def _check_interrupt(self, what: str) -> None:
         """Raise after Ctrl-C where the main thread waits for this one in a library's C++, and so cannot take it.
 
         The other ranks have taken it, and do not come any more.
         """
-        if now - self.interrupted > _INTERRUPTED_SECONDS:
+        if time.monotonic() - self.interrupted > _INTERRUPTED_SECONDS:
             raise HpctrainError(
                 "HT-run-interrupted",
                 "{who} waited in {call} for ranks that Ctrl-C has interrupted",
@@ -247,35 +174,23 @@ class Timeout:
             )
 
     @contextlib.contextmanager
-    def blocking(self, what: str, kind: str = CONTROL) -> Iterator[None]:
+    def blocking(self, what: str) -> Iterator[None]:
         """A context for a blocking call, which cannot be polled: it counts as a wait as long as it lasts."""
         forks.require_rank(what)
-        call, shown = object(), END if self.leaving else kind
-        self._waits[call] = Wait(what=what, since=time.monotonic(), blocked=True, kind=shown, leads=_leads(kind))
         try:
-            with _script_waits():
+            with _script_waits(), self._known(Wait(what=what, since=time.monotonic(), blocked=True)):
                 yield
         except BaseException as error:
             self._explain(error)
             raise
-        finally:
-            del self._waits[call]
 
     def oldest(self) -> Wait | None:
         """The longest current wait of all threads, for the thread that watches them."""
         return min(list(self._waits.values()), key=lambda wait: wait.since, default=None)
 
-    def leading(self) -> Wait | None:
-        """The longest current wait of the script itself."""
-        leading = (wait for wait in list(self._waits.values()) if wait.leads)
-        return min(leading, key=lambda wait: wait.since, default=None)
-
-    def out_of_time(self, what: str, missing: Sequence[int] = ()) -> HpctrainError:
+    def out_of_time(self, what: str) -> HpctrainError:
         """The error when the time for a wait is over."""
-        stalled = watch.stalled() if (watch := self.watch) else {}
-        # Stalled ranks of other groups are not to blame, if it is known which ranks are missing.
-        awaited = [stalled[number] for number in missing if number in stalled] or list(stalled.values())
-        ranks = ", ".join(awaited or [f"rank {number}" for number in missing]) or "the other ranks"
+        ranks = abbreviated(watch.awaited if (watch := self.watch) else []) or "the other ranks"
         return HpctrainError(
             "HT-wait-timed-out",
             "{who} waited {seconds:g} s for {ranks} in {what}",

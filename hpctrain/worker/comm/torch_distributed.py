@@ -20,11 +20,11 @@ from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.addresses import own_address
-from hpctrain.worker.comm.base import AnyArray, Group, Reduction
+from hpctrain.worker.comm.base import SUMMING, AnyArray, Group, Reduction
 from hpctrain.worker.comm.boards import StoreBoard
 from hpctrain.worker.comm.control import Bytes, CheckedControl, Words
 from hpctrain.worker.comm.rendezvous import listening_at, make_default_group, rendezvous
-from hpctrain.worker.comm.timeout import CONTROL, REDUCTION, Timeout, is_late
+from hpctrain.worker.comm.timeout import Timeout
 from hpctrain.worker.comm.torch_distributed_engine import TorchDistributedEngine
 
 if TYPE_CHECKING:
@@ -46,10 +46,7 @@ class TorchDistributedCommunicator(CheckedControl):
     """The ranks of torch.distributed's default group, which this object creates and destroys.
 
     Objects are pickled and travel on Gloo's connections between the ranks, never through the store, which any process
-    that reaches its port could write to.
-
-    Args:
-        world: the ranks that MPI started; None where torchrun started them.
+    that reaches its port could write to. ``world`` has the ranks that MPI started; None where torchrun started them.
     """
 
     def __init__(self, backend: Literal["gloo", "nccl"], reason: str, world: MPI.Intracomm | None) -> None:
@@ -158,7 +155,7 @@ class TorchDistributedCommunicator(CheckedControl):
         self.run(dist.all_reduce, torch.from_numpy(received), _OPERATIONS[reduction], what=what)
         return received
 
-    def _group(self, size: int | None, what: str) -> TorchDistributedGroup:
+    def group(self, size: int | None = None, what: str = SUMMING) -> TorchDistributedGroup:
         return TorchDistributedGroup(self, size or self.size, what)
 
     def new_group(self, size: int) -> Any:
@@ -180,18 +177,16 @@ class TorchDistributedCommunicator(CheckedControl):
         """The flat tensors of all ranks, which may differ in length, through the group ``members``."""
         lengths = [torch.empty(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
         own = torch.tensor([len(flat)], device="cpu")
-        self.run(dist.all_gather, lengths, own, members, what=what, kind=REDUCTION)
-        parts = self._rows(flat, max(1, *(int(length) for length in lengths)), what, members, REDUCTION)
+        self.run(dist.all_gather, lengths, own, members, what=what)
+        parts = self._rows(flat, max(1, *(int(length) for length in lengths)), what, members)
         return [part[: int(length)] for part, length in zip(parts, lengths, strict=True)]
 
-    def _rows(
-        self, flat: torch.Tensor, longest: int, what: str, members: Any = None, kind: str = CONTROL
-    ) -> list[torch.Tensor]:
+    def _rows(self, flat: torch.Tensor, longest: int, what: str, members: Any = None) -> list[torch.Tensor]:
         """The flat tensors of all ranks, each padded with zeros to the length ``longest``."""
         padded = flat.new_zeros(longest)
         padded[: len(flat)] = flat
         parts = [torch.empty_like(padded) for _ in range(self.size)]
-        self.run(dist.all_gather, parts, padded, members, what=what, kind=kind)
+        self.run(dist.all_gather, parts, padded, members, what=what)
         return parts
 
     def start(self, collective: Callable[..., Any], *arguments: Any) -> Any:
@@ -205,27 +200,19 @@ class TorchDistributedCommunicator(CheckedControl):
         except RuntimeError as error:
             raise self._failed(error, collective.__name__) from error
 
-    def finish(self, handle: Any, what: str, *, kind: str = CONTROL, on_gpu: bool = False) -> None:
+    def finish(self, handle: Any, what: str, *, on_gpu: bool = False) -> None:
         """Wait for a collective. On a GPU only its stream waits, and NCCL's own watchdog ends what takes too long."""
         try:
             if not on_gpu:
-                self.timeout.wait(handle.is_completed, what, kind=kind)
+                self.timeout.wait(handle.is_completed, what)
             handle.wait()
         except RuntimeError as error:
             raise self._failed(error, what) from error
 
-    def run(self, collective: Callable[..., Any], *arguments: Any, what: str, kind: str = CONTROL) -> None:
+    def run(self, collective: Callable[..., Any], *arguments: Any, what: str) -> None:
         """Start a collective and wait for it."""
         tensors = arguments[0] if isinstance(arguments[0], list) else [arguments[0]]
-        self.finish(self.start(collective, *arguments), what, kind=kind, on_gpu=tensors[0].is_cuda)
-
-    def explained(self, error: BaseException) -> BaseException:
-        if isinstance(error, HpctrainError) or not is_late(error):
-            return error
-        missing = self._watch.missing() if self._watch else ()
-        said = self.timeout.out_of_time("a call of torch.distributed", [*missing])
-        said.__cause__ = error
-        return said.with_traceback(error.__traceback__)
+        self.finish(self.start(collective, *arguments), what, on_gpu=tensors[0].is_cuda)
 
     def _failed(self, error: Exception, what: str) -> HpctrainError:
         # Gloo's messages begin with a source file, and end with advice.
@@ -244,10 +231,7 @@ class TorchDistributedCommunicator(CheckedControl):
     # The data plane.
 
     def torch(self) -> TorchDistributedEngine:
-        """The engine, with connections of its own. Collective at its first call.
-
-        So a gradient of one rank can never be added to a value that another sends on the control plane.
-        """
+        """The engine, with connections of its own, so that no value of the control plane is added to a gradient."""
         if self._engine is None:
             self._engine = TorchDistributedEngine(self, self.new_group(self.size))
         return self._engine
@@ -326,5 +310,5 @@ class TorchDistributedGroup(Group):
     def allreduce_torch(self, tensor: torch.Tensor) -> torch.Tensor:
         reduced = tensor.detach().clone(memory_format=torch.contiguous_format)
         summed = (reduced, dist.ReduceOp.SUM, self._members)
-        self._comm.run(dist.all_reduce, *summed, what=self._what, kind=self._what)
+        self._comm.run(dist.all_reduce, *summed, what=self._what)
         return reduced

@@ -8,52 +8,10 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.comm.engines import TorchEngine, Work, reduce_copy
-from hpctrain.worker.comm.timeout import REDUCTION
+from hpctrain.worker.comm.engines import PendingWork, TorchEngine, Work, reduce_copy
 
 if TYPE_CHECKING:
     from hpctrain.worker.comm.torch_distributed import TorchDistributedCommunicator
-
-
-class _Work(Work):
-    def __init__(self, comm: TorchDistributedCommunicator, handle: Any, name: str, *, on_gpu: bool) -> None:
-        self._comm = comm
-        self._handle = handle
-        self._name = name
-        self._on_gpu = on_gpu
-
-    def wait(self) -> None:
-        self._comm.finish(self._handle, self._name, kind=REDUCTION, on_gpu=self._on_gpu)
-        # The handle would keep Gloo's sockets open, even after the end of the group.
-        self._handle = None
-
-
-class _WideWork(Work):
-    """The mean of 16-bit numbers in the CPU's memory, added up in float32, where Gloo would round at every hop.
-
-    Each rank receives all parts of one slice, and sends their mean to all: the two halves of a ring all-reduce, with as
-    many bytes on the wire. All ranks have to wait for such reductions in the order of their start.
-    """
-
-    def __init__(self, comm: TorchDistributedCommunicator, buffer: torch.Tensor, name: str, members: Any) -> None:
-        self._comm = comm
-        self._members = members
-        self._buffer = buffer
-        self._name = name
-        self._sent = buffer.new_zeros(-(-len(buffer) // comm.size) * comm.size)
-        self._sent[: len(buffer)] = buffer
-        self._received = torch.empty_like(self._sent)
-        self._handle = comm.start(dist.all_to_all_single, self._received, self._sent, None, None, members)
-
-    def wait(self) -> None:
-        self._comm.finish(self._handle, self._name, kind=REDUCTION)
-        self._handle = None
-        parts = self._received.view(self._comm.size, -1)
-        mean = parts.float().mean(dim=0).to(self._buffer.dtype)
-        everyone = list(self._sent.chunk(self._comm.size))
-        self._comm.run(dist.all_gather, everyone, mean, self._members, what=self._name, kind=REDUCTION)
-        self._members = None
-        self._buffer.copy_(self._sent[: len(self._buffer)])
 
 
 class TorchDistributedEngine(TorchEngine):
@@ -77,12 +35,14 @@ class TorchDistributedEngine(TorchEngine):
         return super().allocate(numel, dtype, device)
 
     def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
-        if wire:
-            return reduce_copy(buffer, wire, lambda copy: self.allreduce(copy, name))
         if buffer.itemsize == 2 and not buffer.is_cuda:
-            return _WideWork(self._comm, buffer, name, self._members)
+            # Gloo would round 16-bit sums at every hop.
+            wire = torch.float32
+        if wire and wire != buffer.dtype:
+            return reduce_copy(buffer, wire, lambda copy: self.allreduce(copy, name))
         handle = self._comm.start(dist.all_reduce, buffer, dist.ReduceOp.AVG, self._members)
-        return _Work(self._comm, handle, name, on_gpu=buffer.is_cuda)
+        # Once waited for it is dropped: it would keep Gloo's sockets open, even after the end of the group.
+        return PendingWork(lambda: self._comm.finish(handle, name, on_gpu=buffer.is_cuda))
 
     def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         # Sent as bytes, because Gloo does not know every type.
@@ -92,6 +52,6 @@ class TorchDistributedEngine(TorchEngine):
 
     def broadcast(self, tensor: torch.Tensor, name: str, root: int = 0) -> None:
         flat = tensor.detach().reshape(-1)
-        self._comm.run(dist.broadcast, flat.view(torch.uint8), root, self._members, what=name, kind=REDUCTION)
+        self._comm.run(dist.broadcast, flat.view(torch.uint8), root, self._members, what=name)
         if flat.data_ptr() != tensor.data_ptr():
             tensor.copy_(flat.view(tensor.shape))

@@ -44,8 +44,8 @@ from hpctrain.worker.adapters.script_libraries import (
     serve_torchrun_scripts,
 )
 from hpctrain.worker.comm import forks
+from hpctrain.worker.comm.graph_errors import original_error
 from hpctrain.worker.comm.rank_run import end_job
-from hpctrain.worker.comm.script_location import note_exit
 from hpctrain.worker.comm.stalls import reports
 from hpctrain.worker.train import program_end
 from hpctrain.worker.train.place import bind_rank
@@ -248,7 +248,7 @@ def _ending_by(raised: BaseException, script: Script | None, conclude: Callable[
     if isinstance(raised, SystemExit):
         left = exit_status(raised)
         return _recorded(left and _after_interrupt(left), script)
-    error = comm.explained(raised)
+    error = original_error(raised)
     if script is None and isinstance(error, ModuleNotFoundError):
         error = missing_extra(error) or error
     ending = _after_interrupt(describe(error))
@@ -340,8 +340,6 @@ def _run_script(script: Script) -> None:
     except BaseException as raised:
         if forks.is_fork():
             _leave_fork(raised)
-        # Other ranks may wait for what comes after that line, and then name it.
-        note_exit(raised.__traceback__)
         # An exit with status 0 is a good end, after which the last checks still come.
         if not isinstance(raised, SystemExit) or raised.code not in (None, 0):
             raise

@@ -64,8 +64,7 @@ def steps(comm: Communicator, server: ParameterServer) -> dict[str, np.ndarray]:
 def staleness(comm: Communicator, server: ParameterServer) -> dict[str, np.ndarray]:
     """Rank 0 computes step 0 until it has added to the vector. Steps up to 2 need not wait for it, and step 3 has to.
 
-    And then it goes on computing step 3, for which nobody waits in vain for ever. Its time of computing is spent in a
-    plain MPI call: a barrier would be a wait, and the waits of all ranks a deadlock.
+    And then it goes on computing step 3, for which nobody waits in vain for ever.
     """
     server.begin(np.zeros(4, np.float32), staleness=2)
     if comm.rank == 0:

@@ -236,20 +236,6 @@ def check_shapes() -> None:
         same(each, np.repeat(np.arange(size), len(each) // size))
 
 
-def check_objects() -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
-    found: list[object] = [None] * size
-    dist.all_gather_object(found, {"rank": rank, "text": "x" * (1000 * rank)})
-    assert found == [{"rank": r, "text": "x" * (1000 * r)} for r in range(size)]
-    sent = [f"from {rank}", rank]
-    dist.broadcast_object_list(sent, src=size - 1)
-    assert sent == [f"from {size - 1}", size - 1]
-    got: list[object] = [None]
-    dist.scatter_object_list(got, [f"for {r}" for r in range(size)] if rank == 0 else None, src=0)
-    assert got == [f"for {rank}"]
-    dist.barrier()
-
-
 def check_messages() -> None:
     """Any number in flight, with tags that come in another order; a batch; a column; from any source."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -368,7 +354,6 @@ def check_layouts() -> None:
                         check_reductions(dtype, numel, operation)
             check_other_operations()
             check_shapes()
-            check_objects()
             check_messages()
             check_in_flight()
             check_two_groups()

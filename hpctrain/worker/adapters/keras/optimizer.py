@@ -200,7 +200,7 @@ def _distributed(model: keras.Model, comm: Communicator, guard_every: int) -> Di
     register(model, distribution)
     patch_steps(model, distribution)
     patch_fit(model, distribution)
-    if not comm.has_xla_kernel:
+    if comm.backend != "single":
         _compile_without_xla(model, comm)
     if comm.size > 1:
         watch_tapes()

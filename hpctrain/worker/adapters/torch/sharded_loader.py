@@ -19,9 +19,8 @@ from hpctrain.worker.adapters.torch.orders import refuse_divided, set_epoch
 from hpctrain.worker.adapters.torch.sources import MapSource, Place
 from hpctrain.worker.adapters.torch.streams import StreamSource
 from hpctrain.worker.comm import Communicator, current
-from hpctrain.worker.comm.deadlocks import mismatch_error
 from hpctrain.worker.comm.rank_run import run
-from hpctrain.worker.comm.script_location import script_line
+from hpctrain.worker.comm.script_location import mismatch_error, script_line
 
 Source = MapSource | StreamSource
 

@@ -11,11 +11,10 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.comm.process_group.engine import GroupEngine
 from hpctrain.worker.comm.process_group.group import NAME, HpctrainGroup
 from hpctrain.worker.comm.rank_run import run
 from hpctrain.worker.comm.rendezvous import make_default_group, rendezvous
-from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout
+from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -29,16 +28,14 @@ _MARGIN_SECONDS = 30
 class Groups:
     """The process groups of a run: ``torch.distributed`` makes groups of the backend ``hpctrain`` through this object.
 
-    Args:
-        world: all ranks, in the order of torch.distributed's default group; it is duplicated.
-        crowded: whether there are more ranks than cores for them.
+    ``world`` has all ranks, in the order of torch.distributed's default group.
     """
 
     def __init__(self, world: MPI.Intracomm, timeout: Timeout, host: str, *, crowded: bool) -> None:
         self._timeout = timeout
         self._host = host
         self._crowded = crowded
-        with timeout.blocking("forming a process group", COLLECTIVE):
+        with timeout.blocking("forming a process group"):
             self._world = world.Dup()
         self._made: list[HpctrainGroup] = []
         if NAME.upper() not in dist.Backend._plugins:
@@ -60,11 +57,11 @@ class Groups:
         """A group of some ranks. Collective over them."""
         own = self._world.Get_group()
         members = own.Incl(ranks)
-        with self._timeout.blocking("forming a process group", COLLECTIVE):
+        with self._timeout.blocking("forming a process group"):
             comm = self._world.Create_group(members, zlib.crc32(name.encode()) % _LARGEST_TAG)
         members.Free()
         own.Free()
-        group = HpctrainGroup(GroupEngine(comm, self._timeout, crowded=self._crowded))
+        group = HpctrainGroup(comm, self._timeout, crowded=self._crowded)
         self._made.append(group)
         return group
 
@@ -75,7 +72,7 @@ class Groups:
         for group in self._made:
             group.shutdown()
         self._made.clear()
-        with self._timeout.blocking("destroying a process group", COLLECTIVE):
+        with self._timeout.blocking("destroying a process group"):
             self._world.Free()
         run.groups = None
 

@@ -18,7 +18,7 @@ from hpctrain.worker.comm.process_group.reductions import Reduction
 from hpctrain.worker.comm.process_group.staging import NodesOfRanks, StagingBuffers
 from hpctrain.worker.comm.shared.kernels import cut
 from hpctrain.worker.comm.shared.segments import LINE_BYTES, Pause
-from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout
+from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -30,24 +30,10 @@ _PIECE_BYTES = 16 << 20
 
 
 class Collectives:
-    """The movements. All ranks of the group call the same ones, in the same order.
+    """The movements. All ranks of the group call the same ones, in the same order; ``comm`` is for nothing else."""
 
-    Args:
-        comm: the ranks of the group; used for nothing else.
-        numbers: the ranks' numbers in the run, for messages.
-        staging: the shared memory of this node's ranks.
-    """
-
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        places: NodesOfRanks,
-        numbers: Sequence[int],
-        staging: StagingBuffers,
-        timeout: Timeout,
-    ) -> None:
+    def __init__(self, comm: MPI.Intracomm, places: NodesOfRanks, staging: StagingBuffers, timeout: Timeout) -> None:
         self._comm = comm
-        self._numbers = numbers
         self._places = places
         self._staging = staging
         self._timeout = timeout
@@ -60,15 +46,12 @@ class Collectives:
         """Wait until all ranks have come."""
         self._staging.meet()
         if len(self._places.nodes) > 1:
-            self._timeout.finish(self._comm.Ibarrier, self._staging.what, kind=COLLECTIVE, pause=self._staging.pause)
+            self._timeout.finish(self._comm.Ibarrier, self._staging.what, pause=self._staging.pause)
 
     def gather(self, own: torch.Tensor, targets: Sequence[torch.Tensor | None], sizes: Sequence[int]) -> None:
-        """Copy each rank's data to its target on every rank that has one for it.
+        """Copy each rank's data, as bytes, to its target on every rank that has one for it.
 
-        Args:
-            own: this rank's data as bytes; may share memory with its target.
-            targets: by rank; None for data that this rank does not want.
-            sizes: in bytes, by rank; the same on all ranks.
+        ``own`` may share memory with its target. ``sizes`` are the same on all ranks.
         """
         places = self._places
         ranks = [rank for rank, size in enumerate(sizes) if size]
@@ -108,12 +91,9 @@ class Collectives:
     def exchange(
         self, outgoing: Sequence[torch.Tensor | None], incoming: Sequence[torch.Tensor | None], longest: int
     ) -> None:
-        """Send each rank its part, and receive one from each.
+        """Send each rank its part as bytes, and receive one from each; None for nothing.
 
-        Args:
-            outgoing: the parts as bytes, by receiver; None for nothing.
-            incoming: their targets, by sender; each as long as the sender's part for this rank.
-            longest: the longest part of any rank of this node, in bytes; the same on all of them.
+        ``longest`` is the longest part of any rank of this node, in bytes.
         """
         places = self._places
         own, mine = outgoing[places.rank], incoming[places.rank]
@@ -146,11 +126,9 @@ class Collectives:
         return max(int(part[:8].view(torch.int64)) for part in shown)
 
     def reduce(self, parts: Sequence[torch.Tensor], out: torch.Tensor, reduction: Reduction) -> None:
-        """Write the reduction of all ranks' parts for this rank into ``out``.
+        """Write the reduction of all ranks' parts for this rank into ``out``, which may be this rank's own part.
 
-        Args:
-            parts: one dimension each, by receiver; equally long on all ranks.
-            out: may share memory with this rank's own part.
+        The parts have one dimension, and are equally long on all ranks.
         """
         places = self._places
         width = out.itemsize
@@ -229,11 +207,6 @@ class Collectives:
             as_bytes = [part.view(torch.uint8) for part in parts]
             self.gather(as_bytes[places.rank], as_bytes, [len(part) for part in as_bytes])
 
-    def reduce_to(self, root: int, flat: torch.Tensor, reduction: Reduction) -> None:
-        """Replace the root's tensor of one dimension by the reduction of all; the others keep theirs."""
-        total = flat if self._places.rank == root else flat.clone()
-        self.reduce_everywhere(total, reduction)
-
     def _swap(self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Send bytes to ranks of other nodes, and receive from them."""
         if not sends and not receives:
@@ -242,12 +215,9 @@ class Collectives:
 
         requests = [self._comm.Irecv(piece, rank) for rank, part in receives for piece in pieces(part.numpy())]
         requests += [self._comm.Isend(piece, rank) for rank, part in sends for piece in pieces(part.numpy())]
-        missing = [self._numbers[rank] for rank, _ in receives]
         self._timeout.wait(
             lambda: MPI.Request.Testall(requests),
             self._staging.what,
-            lambda: missing,
-            kind=COLLECTIVE,
             pause=self._staging.pause,
             keep=(requests, sends, receives),
         )

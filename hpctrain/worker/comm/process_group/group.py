@@ -8,18 +8,33 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.process_group.collectives import Collectives
-from hpctrain.worker.comm.process_group.engine import Body, CollectiveWork, GroupEngine
-from hpctrain.worker.comm.process_group.messages import MessageWork, as_bytes, flat, give_back
+from hpctrain.worker.comm.process_group.messages import (
+    Messages,
+    MessageWork,
+    as_bytes,
+    destroyed_error,
+    flat,
+    give_back,
+)
 from hpctrain.worker.comm.process_group.reductions import Reduction
+from hpctrain.worker.comm.process_group.staging import NodesOfRanks, StagingBuffers
+from hpctrain.worker.comm.process_group.work import Body, CollectiveWork
+from hpctrain.worker.comm.shared.nodes import LocalNode
+from hpctrain.worker.comm.shared.worker import Worker, no_pause, sleep, threads_may_call_mpi
+from hpctrain.worker.comm.timeout import Timeout
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 NAME = "hpctrain"
+_FORMING, _LEAVING = "forming a process group", "destroying a process group"
 _Lists = Sequence[Sequence[torch.Tensor]]
 _Tensors = Sequence[torch.Tensor]
 _Parts = Sequence[torch.Tensor | None]
@@ -30,7 +45,11 @@ class HpctrainGroup(dist.ProcessGroup):
 
     Collectives of a group run in the order of the calls, which has to be the same on all of its ranks. Different
     groups, and messages, do not wait for each other. A collective that its caller waits for runs in the caller's
-    thread. Results are the same bits on all ranks and from run to run.
+    thread. Results are the same bits on all ranks and from run to run. Making a group is collective over its ranks.
+
+    Args:
+        comm: the ranks of the group, which frees it.
+        crowded: whether there are more ranks than cores, so that a waiting rank has to yield its core.
 
     Attributes:
         moved: how many bytes all groups of this rank have moved in collectives and messages.
@@ -38,11 +57,26 @@ class HpctrainGroup(dist.ProcessGroup):
 
     moved = 0
 
-    def __init__(self, engine: GroupEngine) -> None:
-        super().__init__(engine.rank, engine.size)  # type: ignore[call-arg]
-        self._engine = engine
-        self._size = engine.size
+    def __init__(self, comm: MPI.Intracomm, timeout: Timeout, *, crowded: bool) -> None:
+        super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]
+        self._size = comm.size
         self._name = self._description = ""
+        self._timeout = timeout
+        self._comm = comm
+        with timeout.blocking(_FORMING):
+            self._message_comm = comm.Dup()
+            self._node = LocalNode(comm)
+        self._beside = threads_may_call_mpi()
+        pause = sleep if crowded else no_pause
+        self._staging = StagingBuffers(self._node, timeout)
+        numbers = self._node.numbers
+        places = NodesOfRanks(comm.rank, self._node.homes)
+        self._collectives = Collectives(comm, places, self._staging, timeout)
+        self._messages = Messages(self._message_comm, numbers, timeout, pause, beside=self._beside)
+        # The group has a queue and a thread of its own, so that a wait in one group does not delay the others.
+        self._worker = Worker(beside=self._beside, closed=destroyed_error)
+        self._worker.pause = pause
+        self._freed = False
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's
         return NAME
@@ -75,12 +109,11 @@ class HpctrainGroup(dist.ProcessGroup):
     def all_gather_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> CollectiveWork:
         _check("all_gather_single", *outputs, *inputs)
         for output, source in zip(outputs, inputs, strict=True):
-            _require_size("all_gather_single", output, self._size * source.numel())
+            _require_equal("all_gather_single", output.numel(), self._size * source.numel())
 
         def body(collectives: Collectives, wholes: _Tensors) -> None:
             for whole, source in zip(wholes, inputs, strict=True):
-                # chunk() of an empty tensor gives no parts.
-                parts = whole.chunk(self._size) if len(whole) else [whole] * self._size
+                parts = whole.tensor_split(self._size)
                 collectives.gather(as_bytes(source), parts, [len(part) for part in parts])
 
         return self._move(f"all_gather_single of {_sizes(inputs)}", body, outputs, opts)
@@ -89,7 +122,7 @@ class HpctrainGroup(dist.ProcessGroup):
         written = [output for of_ranks in outputs for output in of_ranks]
         _check("all_gather", *inputs, *written)
         for of_ranks, source in zip(outputs, inputs, strict=True):
-            _require_size("all_gather", of_ranks[self.rank()], source.numel())
+            _require_equal("all_gather", of_ranks[self.rank()].numel(), source.numel())
 
         def body(collectives: Collectives, wholes: _Tensors) -> None:
             for number, source in enumerate(inputs):
@@ -117,7 +150,7 @@ class HpctrainGroup(dist.ProcessGroup):
 
     def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> CollectiveWork:
         _check("all_to_all", *outputs, *inputs)
-        _require_size("all_to_all", outputs[self.rank()], inputs[self.rank()].numel())
+        _require_equal("all_to_all", outputs[self.rank()].numel(), inputs[self.rank()].numel())
 
         def body(collectives: Collectives, wholes: _Tensors) -> None:
             outgoing = [as_bytes(source) for source in inputs]
@@ -153,7 +186,7 @@ class HpctrainGroup(dist.ProcessGroup):
         root, source = opts.rootRank, inputs[0]
         mine = list(outputs[0]) if self.rank() == root else []
         for output in mine:
-            _require_size("gather", output, source.numel())
+            _require_equal("gather", output.numel(), source.numel())
 
         def body(collectives: Collectives, wholes: _Tensors) -> None:
             own = as_bytes(source)
@@ -167,7 +200,7 @@ class HpctrainGroup(dist.ProcessGroup):
         root, output = opts.rootRank, outputs[0]
         sources = list(inputs[0]) if self.rank() == root else []
         for source in sources:
-            _require_size("scatter", source, output.numel())
+            _require_equal("scatter", source.numel(), output.numel())
 
         def body(collectives: Collectives, wholes: _Tensors) -> None:
             outgoing: _Parts = [as_bytes(source) for source in sources] or [None] * self._size
@@ -179,34 +212,32 @@ class HpctrainGroup(dist.ProcessGroup):
     # Collectives in which every rank gets a sum over all.
 
     def allreduce(self, tensors: _Tensors, opts: Any = None) -> CollectiveWork:  # type: ignore[override]
-        _check("all_reduce", *tensors)
-        reduction = self._reduction(tensors, opts)
-
-        def body(collectives: Collectives, wholes: _Tensors) -> None:
-            for whole in wholes:
-                collectives.reduce_everywhere(whole.view(reduction.dtype), reduction)
-
-        return self._move(f"all_reduce ({reduction.name}) of {_sizes(tensors)}", body, tensors, opts)
+        return self._reduce("all_reduce", tensors, opts, None)
 
     def allreduce_coalesced(self, tensors: _Tensors, opts: Any = None) -> CollectiveWork:
         return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: _Tensors, opts: Any) -> CollectiveWork:  # type: ignore[override]
-        _check("reduce", *tensors)
-        root = opts.rootRank
-        reduction = self._reduction(tensors, opts)
+        return self._reduce("reduce", tensors, opts, opts.rootRank)
+
+    def _reduce(self, what: str, tensors: _Tensors, opts: Any, root: int | None) -> CollectiveWork:
+        """Replace the tensors by their reduction, on the rank ``root`` alone if given."""
+        _check(what, *tensors)
+        reduction, keeps = self._reduction(tensors, opts), root not in (None, self.rank())
 
         def body(collectives: Collectives, wholes: _Tensors) -> None:
             for whole in wholes:
-                collectives.reduce_to(root, whole.view(reduction.dtype), reduction)
+                total = whole.clone() if keeps else whole
+                collectives.reduce_everywhere(total.view(reduction.dtype), reduction)
 
-        return self._move(f"reduce ({reduction.name}) of {_sizes(tensors)} to rank {root}", body, tensors, opts)
+        to = "" if root is None else f" to rank {root}"
+        return self._move(f"{what} ({reduction.name}) of {_sizes(tensors)}{to}", body, tensors, opts)
 
     def reduce_scatter(self, outputs: _Tensors, inputs: _Lists, opts: Any = None) -> CollectiveWork:  # type: ignore[override]
         _check("reduce_scatter", *outputs, *(source for each in inputs for source in each))
         reduction = self._reduction(outputs, opts)
         for output, each in zip(outputs, inputs, strict=True):
-            _require_size("reduce_scatter", output, each[self.rank()].numel())
+            _require_equal("reduce_scatter", output.numel(), each[self.rank()].numel())
 
         def body(collectives: Collectives, wholes: _Tensors) -> None:
             for whole, parts in zip(wholes, inputs, strict=True):
@@ -222,13 +253,11 @@ class HpctrainGroup(dist.ProcessGroup):
         _check("reduce_scatter_single", *outputs, *inputs)
         reduction = self._reduction(outputs, opts)
         for output, source in zip(outputs, inputs, strict=True):
-            _require_size("reduce_scatter_single", source, self._size * output.numel())
+            _require_equal("reduce_scatter_single", source.numel(), self._size * output.numel())
 
         def body(collectives: Collectives, wholes: _Tensors) -> None:
             for whole, source in zip(wholes, inputs, strict=True):
-                total = whole.view(reduction.dtype)
-                parts = list(flat(source).view(self._size, -1)) if len(total) else [total] * self._size
-                collectives.reduce(parts, total, reduction)
+                collectives.reduce(flat(source).tensor_split(self._size), whole.view(reduction.dtype), reduction)
 
         return self._move(f"reduce_scatter_single ({reduction.name}) of {_sizes(inputs)}", body, outputs, opts)
 
@@ -244,17 +273,18 @@ class HpctrainGroup(dist.ProcessGroup):
     def send(self, tensors: _Tensors, dst: int, tag: int) -> MessageWork:
         _check("send", *tensors)
         HpctrainGroup.moved += tensors[0].nbytes
-        return self._engine.messages.send(tensors[0], dst, tag)
+        return self._messages.send(tensors[0], dst, tag)
 
     def recv(self, tensors: _Tensors, src: int, tag: int) -> MessageWork:
-        _check("recv", *tensors)
-        HpctrainGroup.moved += tensors[0].nbytes
-        return self._engine.messages.receive(tensors[0], src, tag)
+        return self._receive(tensors, src, tag)
 
     def recv_anysource(self, tensors: _Tensors, tag: int) -> MessageWork:
+        return self._receive(tensors, None, tag)
+
+    def _receive(self, tensors: _Tensors, source: int | None, tag: int) -> MessageWork:
         _check("recv", *tensors)
         HpctrainGroup.moved += tensors[0].nbytes
-        return self._engine.messages.receive(tensors[0], None, tag)
+        return self._messages.receive(tensors[0], source, tag)
 
     def barrier(self, opts: Any = None) -> CollectiveWork:
         return self._submit("barrier", Collectives.barrier, [], opts)
@@ -265,8 +295,17 @@ class HpctrainGroup(dist.ProcessGroup):
         A rank whose ``finally`` block leaves the group must not wait there for ranks that wait for it: its error could
         never end the run. The group is then freed at the end, if all ranks get there.
         """
-        if sys.exception() is None:
-            self._engine.free()
+        if sys.exception() is not None or self._freed:
+            return
+        self._freed = True
+        self._worker.close()
+        self._messages.close()
+        self._timeout.finish(self._comm.Ibarrier, _LEAVING)
+        with self._timeout.blocking(_LEAVING):
+            self._staging.free()
+            self._node.free()
+            self._message_comm.Free()
+            self._comm.Free()
 
     def monitored_barrier(self, *_: Any, **__: Any) -> None:
         """Wait for all ranks; the run itself names those that do not come."""
@@ -287,8 +326,11 @@ class HpctrainGroup(dist.ProcessGroup):
 
     def _submit(self, what: str, body: Body, outputs: _Tensors, opts: Any) -> CollectiveWork:
         HpctrainGroup.moved += sum(output.nbytes for output in outputs)
-        asynchronous = opts is None or opts.asyncOp
-        return self._engine.submit(what, body, outputs, asynchronous=asynchronous)
+        # One that its caller waits for runs in the caller's thread, after those before it.
+        small = not self._beside or not (opts is None or opts.asyncOp)
+        work = CollectiveWork(self._worker, self._collectives, what, body, outputs, small=small)
+        self._worker.submit(work)
+        return work
 
     def _reduction(self, tensors: _Tensors, opts: Any) -> Reduction:
         operation = dist.ReduceOp.SUM if opts is None else opts.reduceOp
@@ -315,10 +357,6 @@ def _check(what: str, first: torch.Tensor, *others: torch.Tensor) -> None:
                 dtype=first.dtype,
                 other=tensor.dtype,
             )
-
-
-def _require_size(what: str, tensor: torch.Tensor, numel: int) -> None:
-    _require_equal(what, tensor.numel(), numel)
 
 
 def _require_equal(what: str, found: int, wanted: int) -> None:

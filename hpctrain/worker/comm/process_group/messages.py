@@ -13,14 +13,12 @@ import torch.distributed as dist
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.shared.segments import Pause
-from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout
+from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-# MPI counts the bytes of a message in a signed 32-bit integer.
-_MOST_BYTES = 2**31 - 1
 # The shortest and the longest sleep of the thread between two polls.
 _LEAST_SECONDS, _MOST_SECONDS = 50e-6, 0.002
 
@@ -33,7 +31,6 @@ class Messages:
     Args:
         comm: the ranks of the group; used for nothing else.
         numbers: the ranks' numbers in the run, for error messages.
-        pause: is called between two polls.
         beside: whether a thread beside the script's may call MPI.
     """
 
@@ -61,7 +58,7 @@ class Messages:
         """Start sending a tensor, which must not change until the message has left."""
         sent = as_bytes(tensor).numpy()
         what = f"send of {sent.nbytes} bytes to rank {self.numbers[rank]}"
-        return self._start(lambda: self._comm.Isend(sent, rank, tag), what, rank, sent)
+        return self._start(lambda: self._comm.Isend(sent, rank, tag), what, sent)
 
     def receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> MessageWork:
         """Start receiving a tensor; from any rank if ``rank`` is None."""
@@ -73,7 +70,6 @@ class Messages:
         return self._start(
             lambda: self._comm.Irecv(buffer, source, tag),
             what,
-            rank,
             buffer,
             lambda: give_back(tensor, coming),
         )
@@ -82,21 +78,12 @@ class Messages:
         self,
         start: Callable[[], MPI.Request],
         what: str,
-        rank: int | None,
         buffer: Any,
         finish: Callable[[], None] = lambda: None,
     ) -> MessageWork:
         if self._closed:
-            raise HpctrainError("HT-group-destroyed", "{call}: the process group has been destroyed", call=what)
-        if buffer.nbytes > _MOST_BYTES:
-            raise HpctrainError(
-                "HT-group-bad-argument",
-                "{call}: MPI sends at most {most} at once",
-                "send the tensor in parts",
-                call=what,
-                most=_MOST_BYTES,
-            )
-        work = MessageWork(self, start(), what, rank, buffer, finish)
+            raise destroyed_error()
+        work = MessageWork(self, start(), what, buffer, finish)
         if not work.is_completed() and self._beside:
             with self._listing:
                 self._under_way.append(work)
@@ -129,7 +116,6 @@ class Messages:
         self._woken.release()
         if self._thread is not None:
             self._thread.join()
-            self._thread = None
         self.timeout.abandon([work for work in self._under_way if not work.done])
         self._under_way = []
 
@@ -142,7 +128,6 @@ class MessageWork(dist.Work):
         messages: Messages,
         request: MPI.Request,
         what: str,
-        rank: int | None,
         buffer: Any,
         finish: Callable[[], None],
     ) -> None:
@@ -150,7 +135,6 @@ class MessageWork(dist.Work):
         self._messages = messages
         self._request = request
         self._what = what
-        self._rank = rank
         self._buffer = buffer
         self._finish = finish
         self._source = -1
@@ -169,11 +153,8 @@ class MessageWork(dist.Work):
         return self.done or self.error is not None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        missing = [] if self._rank is None else [self._messages.numbers[self._rank]]
         try:
-            self._messages.timeout.wait(
-                self._is_done, self._what, lambda: missing, kind=COLLECTIVE, pause=self._messages.pause, keep=self
-            )
+            self._messages.timeout.wait(self._is_done, self._what, pause=self._messages.pause, keep=self)
         except BaseException as error:
             self.error = self.error or error
             raise
@@ -199,6 +180,16 @@ class MessageWork(dist.Work):
         return self._source
 
     _source_rank = source_rank
+
+
+def destroyed_error() -> HpctrainError:
+    """The error of a call in a group that was destroyed."""
+    return HpctrainError(
+        "HT-group-destroyed",
+        "a collective was called in a process group that was destroyed",
+        "call destroy_process_group() and ht.shutdown() after the last collective",
+        exit_code=1,
+    )
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -29,9 +29,7 @@ _BLOCK_BYTES = 131072
 
 @dataclass(frozen=True)
 class Reduction:
-    """One reduce operation on tensors of one type over a number of ranks.
-
-    Terms are combined in the given order, so the bits of the result do not depend on timing.
+    """One reduce operation on tensors of one type over a number of ranks, combined in the given order.
 
     Attributes:
         within: the type in which terms are combined, float32 for narrower floating-point types.
@@ -69,7 +67,6 @@ class Reduction:
 
         Args:
             out: one dimension; of the type ``within`` if the terms are, or if ``last`` is False.
-            terms: at least one, of the same length; of the type ``dtype`` or ``within``.
             last: whether to apply :attr:`factor` and :attr:`divisor`; False for a partial result.
         """
         step = _BLOCK_BYTES // self.within.itemsize

@@ -11,7 +11,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.shared.nodes import LocalNode
 from hpctrain.worker.comm.shared.segments import LINE_BYTES, Pause, Segment
 from hpctrain.worker.comm.shared.worker import no_pause
-from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout
+from hpctrain.worker.comm.timeout import Timeout
 
 _FIRST_BYTES = 1 << 16
 # The largest piece of one rank. Half as much takes a tenth longer where ranks share their cores with others, because
@@ -38,7 +38,7 @@ class StagingBuffers:
 
     def _allocate(self, half: int) -> None:
         self._half = half
-        self._segment = Segment(self._node, 2 * half, self._timeout, COLLECTIVE)
+        self._segment = Segment(self._node, 2 * half, self._timeout)
         views = [torch.from_numpy(view) for view in self._segment.views]
         self._halves = [[view[start : start + half] for view in views] for start in (0, half)]
         index = self._segment.index
@@ -46,12 +46,7 @@ class StagingBuffers:
         self._others = [marks for rank, marks in enumerate(self._segment.marks) if rank != index]
 
     def begin(self, what: str, pause: Pause) -> None:
-        """Begin a collective.
-
-        Args:
-            what: names the collective with its sizes; the same on all ranks.
-            pause: is called between two looks at the other ranks' counters.
-        """
+        """Begin a collective, which ``what`` names with its sizes, the same on all ranks."""
         self.what = what
         self.pause = pause
         self._identity = zlib.crc32(what.encode())
@@ -60,19 +55,15 @@ class StagingBuffers:
     def step(self, slots: int, longest: int) -> int:
         """The size of a slot in one turn, in bytes: a multiple of a cache line. Collective over the node.
 
-        It depends on the arguments alone, so equal arguments give the same size on all nodes. The segment grows if a
-        half is too small for the slots.
-
-        Args:
-            slots: into how many slots a half is cut, at least one.
-            longest: the bytes of the longest data that a slot has to pass, over all turns.
+        It depends on the number of ``slots`` of a half and the bytes of the ``longest`` data that a slot has to pass
+        alone, so it is the same on all nodes. The segment grows if a half is too small for the slots.
         """
         most = max(LINE_BYTES, _MOST_BYTES // slots // LINE_BYTES * LINE_BYTES)
         step = min(most, -(-longest // LINE_BYTES) * LINE_BYTES)
         if slots * step > self._half:
             # Proves that all ranks are in the same collective before they free the segment together.
             self.meet()
-            with self._timeout.blocking("giving shared memory back", COLLECTIVE):
+            with self._timeout.blocking("giving shared memory back"):
                 self._forget()
                 self._segment.free()
             self._allocate(max(slots * step, min(2 * self._half, _MOST_BYTES)))
@@ -122,7 +113,6 @@ class NodesOfRanks:
         homes: by rank, the first rank of the rank's node.
 
     Attributes:
-        rank, size: this process's rank in the group, and the number of ranks.
         nodes: the ranks of each node in ascending order; nodes in the order of their first rank.
         node, index: the number of this rank's node, and the index of this rank among its ranks.
         here: the ranks of this node.

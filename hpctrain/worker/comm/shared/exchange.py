@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hpctrain.worker.comm.shared.kernels import Array, add_up, blocks, convert, cut
 from hpctrain.worker.comm.shared.segments import Pause
-from hpctrain.worker.comm.timeout import REDUCTION, Timeout
+from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -38,9 +38,9 @@ _TERM, _SUM = 1, 2
 class Exchange:
     """The ranks that reduce the same slice, one per node.
 
-    An all-reduce in two halves, with hpctrain's own sum between them: each node adds up one part of the slice and sends
-    it to all. So all types are summed in one order on every MPI, which the standard only recommends for MPI's own
-    all-reduce, and 16-bit types in float32. A node sends as much as in a ring.
+    An all-reduce in two halves: each node adds up one part of the slice and sends it to all. So all types are summed in
+    one order on every MPI, which the standard only recommends, and 16-bit types in float32. A node sends as much as in
+    a ring.
 
     Parts travel in pieces, a message each, so that the halves overlap: the sum of a piece leaves while the rest of the
     part is still coming. Each half has a round for each other node: all nodes send to the next one, then to the one
@@ -50,9 +50,6 @@ class Exchange:
     Two nodes send each other the whole slice instead, and both add it up: no more travels, and no sum has to travel
     after it. Both come to the same bits where their processors do: of one kind, and with the same treatment of
     subnormal numbers.
-
-    Args:
-        message_bytes: the most bytes in a message; the same on all ranks.
 
     Attributes:
         sent_bytes: the bytes that this rank has sent to other nodes so far: for a slice of B bytes on N nodes
@@ -66,12 +63,7 @@ class Exchange:
         self.sent_bytes = 0
 
     def prepare(self, own: Array, wire: np.dtype[Any], what: str) -> Transfer:
-        """A function that replaces ``own`` by its sum over the nodes, with the same bits on all of them.
-
-        Args:
-            wire: the type in which values travel.
-            what: names the buffer in messages.
-        """
+        """A function that replaces ``own`` by its sum over the nodes; values travel in the type ``wire``."""
         pieces = _Pieces(own, wire, self._peers, self._message_bytes // wire.itemsize)
         under_way = _Transfer(self._peers, pieces)
         what = f"{what} between nodes"
@@ -79,14 +71,7 @@ class Exchange:
         def transfer(pause: Pause) -> None:
             self.sent_bytes += pieces.leaving_bytes
             under_way.begin()
-            self._timeout.wait(
-                under_way.advance,
-                what,
-                kind=REDUCTION,
-                pause=pause,
-                progress=lambda: under_way.messages,
-                keep=under_way,
-            )
+            self._timeout.wait(under_way.advance, what, pause=pause, keep=under_way)
 
         return transfer
 
@@ -229,9 +214,6 @@ class _Transfer:
 
     Nodes never wait for each other in a circle: a message only waits for ones of an earlier round, or of the same round
     with a lower number.
-
-    Attributes:
-        messages: how many messages of the current sum have left or come.
     """
 
     def __init__(self, peers: MPI.Intracomm, pieces: _Pieces) -> None:
@@ -244,7 +226,6 @@ class _Transfer:
 
     def begin(self) -> None:
         """Begin a new sum."""
-        self.messages = 0
         # How many messages of each round have left, and how many have come.
         self._left = [0] * len(self._pieces.rounds)
         self._come = [0] * len(self._pieces.rounds)
@@ -271,7 +252,6 @@ class _Transfer:
                 )
 
     def _has_left(self, number: int, index: int) -> None:
-        self.messages += 1
         self._left[number] += 1
         if self._pieces.two:
             self._one_less_missing(index)
@@ -306,7 +286,6 @@ class _Transfer:
         return self._left[number] > index
 
     def _has_come(self, number: int, index: int) -> None:
-        self.messages += 1
         self._come[number] += 1
         round_ = self._pieces.rounds[number]
         if round_.tag == _SUM:

@@ -20,10 +20,8 @@ def add_up(out: Array, terms: Sequence[Array], factor: Array | None = None) -> N
     """Write the sum of ``terms``, times ``factor`` if given, into ``out``, which may be the first of them.
 
     Args:
-        out: any length; float16, bfloat16, float32 or float64.
-        terms: at least one, of the same length and type.
-        factor: one number of the type :func:`sum_type`, as an array of no dimension, which NumPy multiplies by faster
-            than by a scalar.
+        out: any length; float16, bfloat16, float32 or float64, as the terms.
+        factor: of the type :func:`sum_type`, as an array of no dimension, by which NumPy multiplies fastest.
     """
     if out.itemsize == 2:
         total, wide = np.empty(len(out), dtype=np.float32), np.empty(len(out), dtype=np.float32)

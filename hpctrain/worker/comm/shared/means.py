@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.shared.exchange import Exchange
@@ -67,9 +66,9 @@ def mean_at_once(buffer: Buffer, slots: Segment, ranks: int, known: dict[int, st
     turns = []
     for start in (0, half):
         terms = [view[start : start + buffer.nbytes].view(buffer.dtype) for view in slots.views]
-        turns.append((_bytes(slots.own)[start : start + buffer.nbytes], terms))
+        turns.append((slots.own.data[start : start + buffer.nbytes], terms))
     # Assigning memoryviews is the fastest way to copy a few bytes.
-    source = _bytes(own.view(np.uint8))
+    source = own.view(np.uint8).data
     name, barrier = buffer.name, slots.barrier
     halves = [(terms[slots.index], terms[0], terms[-1]) for _, terms in turns]
     # All small buffers share the slots, so each rank marks which buffer it put there.
@@ -113,16 +112,10 @@ def mean_at_once(buffer: Buffer, slots: Segment, ranks: int, known: dict[int, st
     return mean_of_two if len(slots.views) == 2 and own.itemsize > 2 else mean
 
 
-def _bytes(array: NDArray[np.uint8]) -> memoryview:
-    return memoryview(array.data)
-
-
 def mean_by_slices(buffer: Buffer, node: LocalNode, exchange: Exchange | None, threads: ThreadPool, ranks: int) -> Mean:
     """Each rank adds up its slice of all local buffers in the first of them, and copies the result to the others.
 
-    Args:
-        exchange: sums slices over the nodes; None for a rank that does not take part in that.
-        ranks: the number of ranks on all nodes.
+    ``exchange`` sums slices over the nodes; None for a rank that does not take part in that.
     """
     align = LINE_BYTES // buffer.dtype.itemsize
     everyone = buffer.all_local()
@@ -143,42 +136,23 @@ def mean_by_slices(buffer: Buffer, node: LocalNode, exchange: Exchange | None, t
         spread(block)
 
     barrier = functools.partial(buffer.segment.barrier, buffer.name)
-    if node.count == 1:
-        return _on_one_node(barrier, lambda: threads.each(add_and_spread, shares))
     transfer = exchange.prepare(everyone[0][lane], buffer.wire, buffer.name) if exchange else None
-    return _on_nodes(
-        barrier,
-        lambda: threads.each(add, shares),
-        transfer,
-        lambda: threads.each(spread, shares),
-        lanes_shared=node.lanes < node.comm.size,
-    )
-
-
-def _on_one_node(barrier: Mean, add_and_spread: Callable[[], None]) -> Mean:
-    def mean(pause: Pause) -> None:
-        barrier(pause)
-        add_and_spread()
-        barrier(pause)
-
-    return mean
-
-
-def _on_nodes(
-    barrier: Mean, add: Callable[[], None], transfer: Mean | None, spread: Callable[[], None], *, lanes_shared: bool
-) -> Mean:
-    """``lanes_shared``: several ranks of this node add up parts of what one of them transfers."""
+    # Several ranks of this node add up parts of what one of them transfers.
+    lanes_shared = node.lanes < node.comm.size
 
     def mean(pause: Pause) -> None:
         barrier(pause)
-        add()
-        if lanes_shared:
-            barrier(pause)
-        if transfer:
-            transfer(pause)
-        if lanes_shared:
-            barrier(pause)
-        spread()
+        if node.count == 1:
+            threads.each(add_and_spread, shares)
+        else:
+            threads.each(add, shares)
+            if lanes_shared:
+                barrier(pause)
+            if transfer:
+                transfer(pause)
+            if lanes_shared:
+                barrier(pause)
+            threads.each(spread, shares)
         barrier(pause)
 
     return mean

@@ -22,8 +22,7 @@ class LocalNode:
     Attributes:
         comm: the ranks of this node, in the order of their ranks.
         numbers: all ranks' numbers at the start of the run, by rank, for messages.
-        ranks: the numbers of this node's ranks, by local rank.
-        homes: the first rank of each rank's node, by rank; both of ``world``.
+        homes: the first rank of each rank's node, by rank.
         lanes: into how many slices a node cuts each buffer.
         lane: the number of the slice that this rank works on.
         sharers: how many ranks of this node share the lane.
@@ -54,7 +53,6 @@ class LocalNode:
         rdma = any(port.active for port in all_ports())
         everyone = world.allgather((MPI.COMM_WORLD.rank, members[0], os.sched_getaffinity(0), rdma))
         self.numbers: list[int] = [theirs for theirs, *_ in everyone]
-        self.ranks = [self.numbers[rank] for rank in members]
         self.homes: list[int] = [first for _, first, *_ in everyone]
         self.rdma = all(theirs for *_, theirs in everyone)
         sizes = Counter(self.homes)

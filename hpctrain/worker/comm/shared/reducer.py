@@ -15,7 +15,7 @@ from hpctrain.worker.comm.shared.means import Buffer, Mean, mean_at_once, mean_b
 from hpctrain.worker.comm.shared.nodes import LocalNode
 from hpctrain.worker.comm.shared.segments import Bytes, Pause, Segment
 from hpctrain.worker.comm.shared.worker import Task, Worker, no_pause, threads_may_call_mpi
-from hpctrain.worker.comm.timeout import REDUCTION, Timeout
+from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -30,9 +30,7 @@ _UNHURRIED_BYTES = 1_000_000
 class Reducer:
     """Reduces buffers of the ranks of ``world``, which all submit the same buffers in the same order.
 
-    Args:
-        world: the ranks; the reducer makes communicators of its own from it.
-        threads: how many threads this rank may use for sums.
+    ``threads`` is how many threads this rank may use for sums.
     """
 
     def __init__(self, world: MPI.Intracomm, timeout: Timeout, *, threads: int) -> None:
@@ -76,8 +74,7 @@ class Reducer:
     ) -> tuple[Bytes, ReductionTask]:
         """Allocate shared memory for copies of a buffer elsewhere, and make their reduction. Collective over the run.
 
-        The ranks agree on the buffer before they allocate, which cannot be interrupted. Queued reductions run first,
-        because they may need an agreement too.
+        The ranks agree on the buffer before they allocate, after queued reductions, which may need an agreement too.
         """
         self._check_open()
         self.worker.drain()
@@ -113,7 +110,7 @@ class Reducer:
         own = np.frombuffer(description.encode()[:256].ljust(256), dtype=np.uint8)
         everyone = np.empty((self._world.size, 256), dtype=np.uint8)
         what = f"agreeing on {description}"
-        self._timeout.finish(lambda: self._world.Iallgather(own, everyone), what, kind=REDUCTION)
+        self._timeout.finish(lambda: self._world.Iallgather(own, everyone), what)
         for rank, theirs in enumerate(everyone):
             if (theirs != everyone[0]).any():
                 first, other = (row.tobytes().decode(errors="replace").strip() for row in (everyone[0], theirs))
@@ -177,11 +174,7 @@ class Reducer:
 
 
 class ReductionTask(Task):
-    """The reduction of a buffer, to be submitted once or many times.
-
-    Attributes:
-        run: reduces the buffer; prepared at the first run.
-    """
+    """The reduction of a buffer, to be submitted once or many times, and prepared at its first run."""
 
     def __init__(
         self,

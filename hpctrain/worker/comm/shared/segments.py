@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from mmap import PAGESIZE
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.shared.nodes import LocalNode
-from hpctrain.worker.comm.timeout import REDUCTION, Timeout
+from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -33,20 +32,16 @@ class Segment:
 
     Args:
         nbytes: the size of one rank's buffer.
-        kind: the kind of the waits, see :class:`hpctrain.worker.comm.timeout.Wait`.
 
     Attributes:
         views: the buffers of all local ranks, by local rank.
         own: this rank's buffer, zeroed at first.
         barriers: how many barriers this rank has begun.
-        words: a word of each local rank: others load after a barrier what it stored before.
-        marks: two more words of each local rank, for two barriers in turn.
+        marks: two words of each local rank, for two barriers in turn; others load after a barrier what it stored.
     """
 
-    def __init__(self, node: LocalNode, nbytes: int, timeout: Timeout, kind: str = REDUCTION) -> None:
-        self._others = [rank for rank in node.ranks if rank != node.ranks[node.comm.rank]]
+    def __init__(self, node: LocalNode, nbytes: int, timeout: Timeout) -> None:
         self._timeout = timeout
-        self._kind = kind
         self.barriers = 0
         with timeout.blocking("allocating shared memory"):
             self._allocate(node.comm, nbytes)
@@ -54,12 +49,8 @@ class Segment:
     def _allocate(self, comm: MPI.Intracomm, nbytes: int) -> None:
         from mpi4py import MPI
 
-        # Each rank's part begins at a page, which the kernel places next to the core that writes to it first. A single
-        # rank's memory may come from malloc, which shares pages with other data. CUDA locks whole pages, and each only
-        # once, so that rank gets pages of its own.
+        # Each rank's part begins at a page, which the kernel places next to the core that writes to it first.
         room = LINE_BYTES + nbytes
-        if comm.size == 1:
-            room = PAGESIZE * (2 + room // PAGESIZE)
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
         try:
             self._window = MPI.Win.Allocate_shared(room, 1, info, comm)
@@ -82,20 +73,17 @@ class Segment:
         self._window.Lock_all(MPI.MODE_NOCHECK)
         memories = [cast(memoryview, self._window.Shared_query(rank)[0]) for rank in range(comm.size)]
         memories = [memoryview(memory).cast("B") for memory in memories]
-        if comm.size == 1:
-            memories = [memories[0][-_address(memories[0]) % PAGESIZE :]]
         self.views: list[Bytes] = [
             np.frombuffer(memory, dtype=np.uint8, count=nbytes, offset=LINE_BYTES) for memory in memories
         ]
         self.index = comm.rank
         self.own = self.views[comm.rank]
         self._counters = [memory[:8].cast("q") for memory in memories]
-        self.words = [memory[8:16].cast("q") for memory in memories]
-        self.marks = [memory[16:32].cast("q") for memory in memories]
+        self.marks = [memory[8:24].cast("q") for memory in memories]
         self._own_counter = self._counters.pop(comm.rank)
         self._sync = self._window.Sync
         self.own[:] = 0
-        self._own_counter[0] = self.words[self.index][0] = 0
+        self._own_counter[0] = 0
         # No rank may read a counter before it is zeroed.
         self._window.Sync()
         comm.Barrier()
@@ -119,13 +107,7 @@ class Segment:
         sees at worst an earlier count. No barrier is needed after the store of the counter: it becomes visible in time,
         and nothing depends on when.
 
-        Args:
-            what: names the collective in messages.
-            pause: is called between two looks at the counters.
-
-        Raises:
-            RanksLostError: a rank died.
-            HpctrainError: a rank does not come in time.
+        ``pause`` is called between two looks at the counters.
         """
         self.barriers = count = self.barriers + 1
         self._sync()
@@ -138,19 +120,14 @@ class Segment:
                 pause()
             else:
                 arrived = functools.partial(_has_arrived, counter, count)
-                self._timeout.wait(arrived, what, self._missing, kind=self._kind, pause=pause)
+                self._timeout.wait(arrived, what, pause=pause)
         self._sync()
-
-    def _missing(self) -> list[int]:
-        counters = zip(self._others, self._counters, strict=True)
-        return [rank for rank, counter in counters if counter[0] < self.barriers]
 
     def abandon(self) -> None:
         """Forget the memory without freeing it, which would take the ranks that died."""
         self.views = []
         self.own = np.empty(0, dtype=np.uint8)
         self._counters = []
-        self.words = []
         self.marks = []
 
     def free(self) -> None:
@@ -159,10 +136,6 @@ class Segment:
         self._own_counter.release()
         self._window.Unlock_all()
         self._window.Free()
-
-
-def _address(memory: memoryview) -> int:
-    return int(np.frombuffer(memory, dtype=np.uint8).ctypes.data)
 
 
 def _has_arrived(counter: memoryview, count: int) -> bool:

@@ -27,8 +27,7 @@ class MpiTorchEngine(TorchEngine):
     """Reduces flat PyTorch buffers in the CPU's memory.
 
     Buffers that it allocates, and its copies of other tensors, stay in shared memory until the reducer is freed at
-    shutdown: one per name and size. Tensors on a GPU are copied too, to page-locked memory, which the GPU itself reads
-    and writes.
+    shutdown: one per name and size. Tensors on a GPU are copied too.
     """
 
     # Other buffers have to be copied to shared memory.
@@ -41,7 +40,6 @@ class MpiTorchEngine(TorchEngine):
         # By name, with the tensor itself: reading its address, size and type takes as long as a small reduction.
         self._tasks: dict[str, tuple[torch.Tensor, torch.dtype | None, ReductionTask]] = reducer.table()
         self._staging: dict[Any, tuple[torch.Tensor, ReductionTask]] = reducer.table()
-        self._locked: list[int] = []
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         _check(device)
@@ -86,37 +84,13 @@ class MpiTorchEngine(TorchEngine):
         key = (name, buffer.numel(), buffer.dtype, wire)
         if key not in self._staging:
             own, task = self._reducer.stage(buffer.nbytes, _NUMPY[buffer.dtype], name, _NUMPY.get(wire))
-            copy = torch.from_numpy(own).view(buffer.dtype)
-            if buffer.is_cuda:
-                self._lock_pages(copy)
-            self._staging[key] = (copy, task)
+            self._staging[key] = (torch.from_numpy(own).view(buffer.dtype), task)
         staging, task = self._staging[key]
         if not task.done:
             task.wait()
         staging.copy_(buffer)
         self._submit(task)
         return CopiedWork(task, staging, buffer)
-
-    def _lock_pages(self, memory: torch.Tensor) -> None:
-        """Lock pages until the memory is freed: a GPU's driver copies unlocked pages through a buffer of its own."""
-        if not self._locked:
-            self._control.before_shutdown(self._unlock_pages)
-        try:
-            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
-        except RuntimeError as error:
-            raise HpctrainError(
-                "HT-memory-not-available",
-                "CUDA cannot pin {bytes} bytes of the memory that gradients pass through: {reason}",
-                "`free -h` shows how much memory is left; --backend nccl needs none of it",
-                exit_code=1,
-                bytes=memory.nbytes,
-                reason=str(error),
-            ) from error
-        self._locked.append(memory.data_ptr())
-
-    def _unlock_pages(self) -> None:
-        while self._locked:
-            torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(self._locked.pop()))
 
 
 def _check(device: torch.device) -> None:

@@ -21,10 +21,6 @@ class Task:
     Args:
         small: whether to run it at once in the submitting thread, if the queue is empty.
         hurried: whether the worker's thread starts it; otherwise it is left to the thread that waits for it.
-
-    Attributes:
-        done: whether the task is finished, or was never queued.
-        error: the error in it, or in a task before it.
     """
 
     def __init__(self, worker: Worker, *, small: bool, hurried: bool) -> None:
@@ -42,12 +38,7 @@ class Task:
         self.done = True
 
     def wait(self) -> None:
-        """Wait until the task is done.
-
-        Raises:
-            RanksLostError: a rank died.
-            HpctrainError: this task failed, or one before it.
-        """
+        """Wait until the task is done, and raise its error or that of a task before it."""
         if not self.done:
             self.worker.run_up_to(self)
         if self.error:
@@ -63,12 +54,10 @@ class Worker:
     Args:
         beside: whether to have a thread. Without one every task runs in the thread that waits.
         closed: makes the error of tasks submitted after :meth:`close`.
-
-    Attributes:
-        pause: what a waiting thread calls between two polls.
     """
 
     def __init__(self, *, beside: bool, closed: Callable[[], HpctrainError]) -> None:
+        # What a waiting thread calls between two polls.
         self.pause: Pause = no_pause
         self._after_close = closed
         self._tasks: deque[Task] = deque()
@@ -112,11 +101,7 @@ class Worker:
                     self._run_first(self.pause)
 
     def drain(self) -> None:
-        """Run all queued tasks.
-
-        Raises:
-            RanksLostError, HpctrainError: a task failed since the last :meth:`reset`.
-        """
+        """Run all queued tasks, and raise the error of any that failed since the last :meth:`reset`."""
         with self._running:
             self._run_all()
         if self._failure:

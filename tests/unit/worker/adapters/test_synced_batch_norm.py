@@ -5,12 +5,61 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from support.thread_ranks import on_ranks
+from hpctrain.worker.comm.base import Group
+from support.thread_ranks import ThreadCommunicator, on_ranks
 
 torch = pytest.importorskip("torch")
 
 from hpctrain.worker.adapters.torch.synced_batch_norm import synchronise_batch_norms  # noqa: E402
 from hpctrain.worker.adapters.torch.trainable import Divided, add_modules  # noqa: E402
+
+
+class _All(Group):
+    """The ranks that there are when it is formed."""
+
+    def __init__(self, comm):
+        self.comm, self.size = comm, comm.size
+
+    def allreduce(self, array):
+        assert self.size == self.comm.size, "of ranks that died"
+        return self.comm.allreduce(array, "sum")
+
+
+class Ranks(ThreadCommunicator):
+    def group(self, size=None, what=""):
+        return _All(self)
+
+
+def x_of(rank):
+    return torch.randn(4, 3, generator=torch.Generator().manual_seed(rank))
+
+
+def model_of(comm):
+    model = torch.nn.Sequential(torch.nn.SyncBatchNorm(3, momentum=None))
+    synchronise_batch_norms(comm, model)
+    add_modules(model, Divided(comm, model))
+    return model
+
+
+def on(size, work):
+    return on_ranks(size, lambda comm: work(Ranks(comm.rank, comm._shared, comm._barrier)))
+
+
+def test_the_ranks_that_are_left_normalise_together():
+    def work(comm):
+        model = model_of(comm)
+        model(x_of(comm.rank))
+        comm.barrier()
+        if comm.rank:
+            return None
+        # What recover() leaves of it.
+        comm.size, comm.allreduce = 1, lambda array, _: array
+        comm._kept_groups.clear()
+        return model(x_of(0))
+
+    x = x_of(0)
+    wanted = (x - x.mean(0)) / (x.var(0, correction=0) + 1e-5).sqrt()
+    np.testing.assert_allclose(on(2, work)[0].detach(), wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("sizes", [(5, 3), (8, 0), (3, 3, 2)])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.worker.comm.shared.kernels import ThreadPool, add_up, cut, sum_type
+from hpctrain.worker.comm.shared.kernels import add_up, cut, sum_type
 
 TYPES = [np.dtype(kind) for kind in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)]
 
@@ -39,14 +39,3 @@ def test_parts_cover_a_range_once_and_begin_aligned(length, parts, align):
     assert len(slices) == parts
     assert [index for part in slices for index in range(length)[part]] == list(range(length))
     assert all(part.start % align == 0 for part in slices if part.start < length)
-
-
-def test_an_error_in_a_crew_reaches_who_asked():
-    pool = ThreadPool(2)
-
-    def work(block):
-        raise ArithmeticError("one block")
-
-    with pytest.raises(ArithmeticError, match="one block"):
-        pool.each(work, [[np.zeros(1)]] * 8)
-    pool.close()

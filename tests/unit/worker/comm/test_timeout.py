@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import gc
-import threading
-import time
 import weakref
 from types import SimpleNamespace
 
 import pytest
 
 from hpctrain.common.settings import stall_seconds
-from hpctrain.worker.comm.timeout import REDUCTION, Timeout
+from hpctrain.worker.comm.timeout import Timeout
 from support.refusals import refused
 
 
@@ -34,19 +32,12 @@ def test_a_wait_ends_when_it_is_done_and_is_known_until_then(timeout):
     assert timeout.oldest() is None
 
 
-@pytest.mark.parametrize(
-    ("stalled", "missing", "whom"),
-    [
-        ({}, [], "the other ranks"),
-        ({}, [4, 7], "rank 4, rank 7"),
-        ({2: "rank 2 on there"}, [4], "rank 2 on there"),
-        ({2: "rank 2 on there", 4: "rank 4 on there"}, [4], "rank 4 on there"),
-    ],
-)
-def test_a_timeout_names_whom_it_waited_for(timeout, stalled, missing, whom):
-    timeout.watch = SimpleNamespace(stalled=lambda: stalled, deadlock=lambda: None)
-    with refused("HT-wait-timed-out", who="rank 1 on here", seconds=0.05, what="bucket 3") as failure:
-        timeout.wait(lambda: False, "bucket 3", lambda: missing)
+@pytest.mark.parametrize(("awaited", "whom"), [([], "the other ranks"), (["rank 2 on there"], "rank 2 on there")])
+def test_a_timeout_names_whom_it_waited_for(timeout, awaited, whom):
+    timeout.watch = SimpleNamespace(awaited=awaited)
+    values = {"who": "rank 1 on here", "seconds": 0.05, "what": "bucket 3", "ranks": whom}
+    with refused("HT-wait-timed-out", **values) as failure:
+        timeout.wait(lambda: False, "bucket 3")
     assert failure.value.exit_code == 4
     assert timeout.oldest() is None
 
@@ -73,46 +64,6 @@ def test_stalls_are_named_before_the_timeout(monkeypatch, stall, timeout, second
     for name, text in (("HPCTRAIN_STALL", stall), ("HPCTRAIN_TIMEOUT", timeout)):
         monkeypatch.delenv(name, raising=False) if text is None else monkeypatch.setenv(name, text)
     assert stall_seconds() == seconds
-
-
-def test_a_thread_beside_the_script_that_uses_the_control_plane_does_not_lead(monkeypatch):
-    monkeypatch.setenv("HPCTRAIN_TIMEOUT", "60")
-    waiting = Timeout("rank 1 on here")
-    ends = threading.Event()
-    threads = []
-
-    def begin(what: str, **kind: str) -> None:
-        threads.append(threading.Thread(target=waiting.wait, args=(ends.is_set, what), kwargs=kind, daemon=True))
-        threads[-1].start()
-        while len(waiting._waits) < len(threads):
-            time.sleep(0.001)
-
-    begin("a checkpoint")
-    assert waiting.oldest().what == "a checkpoint" and waiting.leading() is None
-    with waiting.blocking("small"):
-        assert waiting.leading().what == "small"
-    # Autograd has threads of its own, for which the script waits.
-    begin("bucket 3", kind=REDUCTION)
-    assert waiting.oldest().what == "a checkpoint" and waiting.leading().what == "bucket 3"
-    ends.set()
-    for thread in threads:
-        thread.join()
-    assert waiting.leading() is None
-
-
-def test_the_limit_counts_from_the_last_that_came(timeout):
-    came = 0
-    begin = time.monotonic()
-
-    def done() -> bool:
-        nonlocal came
-        came += 1
-        return time.monotonic() - begin > 0.2
-
-    # Four times the limit, in which something comes all the time.
-    timeout.wait(done, "bucket 3", progress=lambda: came)
-    with refused("HT-wait-timed-out", seconds=0.05):
-        timeout.wait(lambda: False, "bucket 3", progress=lambda: came)
 
 
 def test_requests_whose_wait_failed_are_kept_as_mpi_may_still_write_to_them(timeout):

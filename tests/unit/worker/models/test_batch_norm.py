@@ -28,7 +28,7 @@ class Ranks(SingleCommunicator):
         super().__init__("")
         self.size = size
 
-    def _group(self, size: int | None, what: str) -> Group:
+    def group(self, size: int | None = None, what: str = "") -> Group:
         return ("group", size)  # type: ignore[return-value]
 
 

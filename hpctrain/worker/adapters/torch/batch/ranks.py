@@ -19,9 +19,8 @@ import torch
 from hpctrain.worker.adapters.data_ranks import data_place, is_first_of_data
 from hpctrain.worker.adapters.torch.tensor_pieces import is_dtensor
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.comm.deadlocks import WHOLE_BATCH, mismatch_error
 from hpctrain.worker.comm.rank_run import run
-from hpctrain.worker.comm.script_location import is_of_script, script_line
+from hpctrain.worker.comm.script_location import WHOLE_BATCH, is_of_script, mismatch_error, script_line
 
 # Numbers in the message with which each operation begins: the place, and values that need no second message.
 _WORDS = 16

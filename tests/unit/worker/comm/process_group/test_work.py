@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from hpctrain.common.errors import HpctrainError  # noqa: E402
-from hpctrain.worker.comm.process_group.engine import CollectiveWork  # noqa: E402
+from hpctrain.worker.comm.process_group.work import CollectiveWork  # noqa: E402
 from hpctrain.worker.comm.shared.worker import Worker  # noqa: E402
 
 
