@@ -24,7 +24,7 @@ from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.stderr import tell
 from hpctrain.control.hosts.arrange import arrange
 from hpctrain.control.launchers.command import Launcher
-from hpctrain.control.launchers.launcher_choice import choose_launcher
+from hpctrain.control.launchers.launcher_choice import first_launcher
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.supervision.audience import Audience, ReadyRun
 from hpctrain.control.supervision.start import run_plan
@@ -123,8 +123,8 @@ def run_on_hosts(
         folder = Path(name).absolute()
         out = folder / "written.json"
         plan = make_plan(request(out), machine, arranged)
-        # The launcher is proved without a check of Horovod, which the benchmarks leave out where it is missing.
-        launcher = choose_launcher(plan, machine, folder) if plan.needs_launcher else None
+        # Without a check of Horovod, which the benchmarks leave out where it is missing.
+        launcher = first_launcher(plan) if plan.needs_launcher else None
         return run_program(plan, folder, machine, launcher, out), plan
 
 

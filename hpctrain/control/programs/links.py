@@ -13,7 +13,6 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import write_json
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Slots, Start
 from hpctrain.control.hosts.arrange import arrange
-from hpctrain.control.launchers.launcher_choice import choose_launcher
 from hpctrain.control.planning.place_hosts import PlacedHosts
 from hpctrain.control.programs.bench import run_program, working_folder
 from hpctrain.control.supervision.start import available_launcher
@@ -84,9 +83,7 @@ def measure_links(
             start=start.mounting(folder),
             threads_per_rank=1,
         )
-        # Called for its errors, which name what is missing before anything is started.
-        available_launcher(plan, machine)
-        launcher = choose_launcher(plan, machine, folder)
+        launcher = available_launcher(plan, machine)
         try:
             measured = run_program(plan, folder, machine, launcher, out)
         except HpctrainError as error:

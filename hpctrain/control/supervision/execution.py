@@ -17,7 +17,6 @@ from hpctrain.common.run.events.kinds import DamagedEvent, EndEvent, FaultEvent,
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import read_records
 from hpctrain.common.run.stopping import RESUMABLE
-from hpctrain.control.launchers.launcher_choice import choose_launcher, needs_proof
 from hpctrain.control.resuming.attempts import (
     Attempt,
     attempt_from_here,
@@ -58,8 +57,7 @@ class Execution(LiveRun):
             Why the run is not done, None if it is; and the summary.
 
         Raises:
-            HpctrainError: the ranks cannot be started, which is recorded as the end of the attempt; with the exit code
-                of a resumable run where no launcher works, because a host may just have died.
+            HpctrainError: the ranks cannot be started, which is recorded as the end of the attempt.
         """
         supervisor = Supervisor(run, self.directory, self.audience.notice)
         while True:
@@ -102,12 +100,6 @@ class Execution(LiveRun):
             self.audience.show(event)
 
         try:
-            with self.interrupts.raised():
-                run = self._with_launcher(run)
-        except HpctrainError as error:
-            self._record_error(run, error, RESUMABLE)
-            raise error.but(exit_code=RESUMABLE) from error
-        try:
             self._record_begin(run.attempt)
             failure = run_attempt(run, replace(self, audience=replace(self.audience, show=show)))
         except Exception as error:
@@ -128,12 +120,6 @@ class Execution(LiveRun):
             # Ranks could be started in an earlier attempt, so a host may be gone.
             return replace(failure, exit_code=RESUMABLE)
         return failure
-
-    def _with_launcher(self, run: ReadyRun) -> ReadyRun:
-        """The run with the first launcher that works here, where only a trial start tells."""
-        if run.launcher is None or not needs_proof(run.plan):
-            return run
-        return replace(run, launcher=choose_launcher(run.plan, run.machine, self.directory.path))
 
     def _is_done(self) -> bool:
         try:

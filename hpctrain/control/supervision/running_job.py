@@ -19,6 +19,7 @@ from hpctrain.common.run.records import RankRecord, ranks_listen, read_records
 from hpctrain.common.run.stopping import CANCELLED, RESUMABLE, ask, is_cancelled
 from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
 from hpctrain.control.launchers.command import Command
+from hpctrain.control.launchers.launcher_choice import in_allocation
 from hpctrain.control.launchers.processes import end_processes
 from hpctrain.control.launchers.shortages import shortages
 from hpctrain.control.supervision.audience import LiveRun
@@ -220,6 +221,9 @@ class RunningJob:
         if not known and all(record.status != "failed" for record in records):
             # Neither a rank nor the launcher has recorded a cause.
             failure = self._with_shortages(failure, met=any(record.joined for record in records))
+        if not (records or failure.hint) and in_allocation() and self._plan.start.launcher == "auto":
+            hint = "--launcher srun-pmix lets Slurm start the ranks; `hpctrain doctor` looks further"
+            failure = replace(failure, hint=hint)
         failure = with_recordings(failure, self._directory)
         if self._interrupts.received:
             return self._interrupted(failure)

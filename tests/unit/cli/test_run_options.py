@@ -248,29 +248,6 @@ def test_a_run_that_is_done_can_be_made_longer(
 
 
 MPIRUN = "if [ \"$1\" = --version ]; then echo 'mpirun (Open MPI) 5.0.11'; exit; fi"
-NO_DAEMON_WORDS = "no daemon could be started"
-NO_DAEMON = f"echo '{NO_DAEMON_WORDS}'; exit 1"
-
-
-def test_no_launcher_works_in_a_job(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """As where a node died: the job may come back, but not for ever."""
-    begun("--idle-restarts", "1")
-    programs(monkeypatch, mpirun=f"{MPIRUN}\nls -d run/.hpctrain-probe-*; {NO_DAEMON}", srun="exit 1")
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
-    for attempt in (2, 3):
-        assert main(["run", "--resume", "--run-dir", "run", "-np", "2"]) == 4
-        said = capfd.readouterr().err
-        assert codes(said)[-1] == "HT-launcher-none-works"
-        assert "run/.hpctrain-probe-" in said
-        last = events()[-3:]
-        assert [event.event for event in last] == ["start", "fault", "end"]
-        assert (last[0].attempt, last[0].job, last[0].launcher) == (attempt, "17", "none")
-        assert NO_DAEMON_WORDS in last[1].message
-        assert last[2].status == json.loads(Path("run/summary.json").read_text())["status"] == "resumable"
-    assert not list(Path("run").glob(".hpctrain-probe-*"))
-    assert main(["run", "--resume", "--run-dir", "run", "-np", "2"]) == 1
-    said = capfd.readouterr().err
-    assert codes(said) == ["HT-run-no-progress"] and "2 attempts" in said
 
 
 def test_the_backend_and_the_hosts_are_those_of_now(
