@@ -15,13 +15,12 @@ import typer
 from hpctrain.cli.options import given
 from hpctrain.common.cluster.backends import BACKENDS
 from hpctrain.common.cluster.launcher import LAUNCHER
-from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import mesh_overrides
 from hpctrain.common.recipes.mesh import AXES
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.tracking import TRACKERS, Tracker, parse_trackers
 from hpctrain.common.run.plan import THREADS, Container, Runtime, Script
-from hpctrain.common.run.stopping import STOP_SIGNALS
 from hpctrain.common.secrets import has_credentials, is_secret
 
 Work = TypeVar("Work", Recipe, Script, Recipe | Script)
@@ -194,11 +193,9 @@ class StopOptions:
 
     panel: ClassVar[str] = "How they are stopped"
 
-    stop_signal: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Signal that requests a checkpoint and a stop; USR2 by default.")
-    ] = None
     stop_seconds: Annotated[
-        float | None, typer.Option(metavar="S", min=0.1, max=1e6, help="Time limit of that stop; 60 by default.")
+        float | None,
+        typer.Option(metavar="S", min=0.1, max=1e6, help="Time limit of a stop with a checkpoint; 60 by default."),
     ] = None
     restarts: Restarts = None
     idle_restarts: Annotated[
@@ -206,20 +203,8 @@ class StopOptions:
     ] = None
 
     def changes(self) -> dict[str, Any]:
-        """The fields of :class:`hpctrain.common.run.plan.Stop` that were given.
-
-        Raises:
-            HpctrainError: the signal cannot request a stop.
-        """
-        name = None if self.stop_signal is None else self.stop_signal.upper().removeprefix("SIG")
-        if name is not None and name not in STOP_SIGNALS:
-            raise HpctrainError(
-                "HT-choice-unknown",
-                "--stop-signal {signal} cannot ask for a stop",
-                nearest(name, STOP_SIGNALS),
-                signal=self.stop_signal,
-            )
-        return given(signal=name, seconds=self.stop_seconds, restarts=self.restarts, idle_restarts=self.idle_restarts)
+        """The fields of :class:`hpctrain.common.run.plan.Stop` that were given."""
+        return given(seconds=self.stop_seconds, restarts=self.restarts, idle_restarts=self.idle_restarts)
 
 
 def _container(image: str | None, runtime: Runtime | None, mounts: Sequence[str] | None) -> Container | None:

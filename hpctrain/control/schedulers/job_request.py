@@ -61,7 +61,7 @@ class JobRequest(JobTerms):
         if asked.start.share_gpus:
             require_shareable((f"node {n}", self.tasks_per_node, self.gpus_per_node) for n in range(self.nodes))
         seconds = self.signal_seconds * _STOP_SHARE
-        stop = asked.stop.model_copy(update={"signal": self.signal, "seconds": seconds})
+        stop = asked.stop.model_copy(update={"seconds": seconds})
         return replace(asked, ranks=self.ranks, stop=stop)
 
     @property

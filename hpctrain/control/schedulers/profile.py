@@ -13,7 +13,6 @@ from hpctrain.common.errors import HpctrainError, InvalidValueError, nearest
 from hpctrain.common.files.checked_yaml import LONGEST_FILE, Section, load_checked
 from hpctrain.common.files.regular import read_text
 from hpctrain.common.run.plan import Container
-from hpctrain.common.run.stopping import STOP_SIGNALS
 from hpctrain.common.secrets import is_secret
 from hpctrain.control.schedulers.jobs import slurm_seconds
 
@@ -32,7 +31,7 @@ _SET_BY_HPCTRAIN = frozenset(
 _OF_SLURM = frozenset(
     (
         *("partition", "account", "qos", "constraint", "sbatch", "launcher", "fabric", "modules", "setup"),
-        *("container", "requeue", "signal"),
+        *("container", "requeue"),
     )
 )
 
@@ -87,17 +86,6 @@ def _word(text: str) -> str:
             "HT-value-not-valid", "must be a name without blanks, as Slurm names it, not {value!r}", value=text
         )
     return text
-
-
-def _stop_signal(name: str) -> str:
-    if name not in STOP_SIGNALS:
-        raise InvalidValueError(
-            "HT-value-not-valid",
-            "{value!r} cannot announce the end of a job; {choices}",
-            value=name,
-            choices=nearest(name, STOP_SIGNALS),
-        )
-    return name
 
 
 def _time_limit(text: str) -> str:
@@ -226,8 +214,9 @@ class JobTerms(Section):
     time: TimeLimit | None = Field(None, description="of a job that does not ask for one; None for the partition's")
     sbatch: dict[str, str | None] = Field(default_factory=dict, description="further options of sbatch, without --")
     requeue: bool = Field(True, description="whether jobs may requeue themselves; else another one follows")
-    signal: Annotated[str, AfterValidator(_stop_signal)] = Field("USR2", description="that announces the end of a job")
-    signal_seconds: Annotated[int, Field(ge=1, le=65535)] = Field(120, description="how long before the end")
+    signal_seconds: Annotated[int, Field(ge=1, le=65535)] = Field(
+        120, description="how long before its end a job is told of it"
+    )
 
 
 class ClusterProfile(JobTerms):

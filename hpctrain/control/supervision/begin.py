@@ -97,7 +97,7 @@ def begin_run(request: TrainingRequest, machine: Machine, output: Output) -> int
     """
     if request.run_dir:
         _require_no_checkpoints(RunDirectory(request.run_dir))
-    with Interrupts(request.stop.signal) as interrupts:
+    with Interrupts() as interrupts:
         with interrupts.raised():
             plan, machine = new_plan(request, machine, output.notice)
             run = ReadyRun(plan=plan, machine=machine, launcher=available_launcher(plan, machine))
@@ -141,8 +141,7 @@ def resume_run(request: TrainingRequest, directory: RunDirectory, output: Output
     Raises:
         HpctrainError: it cannot be resumed, or another launcher runs it.
     """
-    stop = read_model(directory.plan, Plan).stop.model_copy(update=request.changes["stop"])
-    with Interrupts(stop.signal) as interrupts, contextlib.ExitStack() as held:
+    with Interrupts() as interrupts, contextlib.ExitStack() as held:
         with interrupts.raised():
             if not request.dry_run:
                 held.enter_context(hold_run(directory, notice=output.notice))

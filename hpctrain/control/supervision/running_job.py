@@ -32,6 +32,7 @@ from hpctrain.control.supervision.failure import (
     with_recordings,
 )
 from hpctrain.control.supervision.follow import Follower
+from hpctrain.control.supervision.interrupts import ASKING
 
 _POLL_SECONDS = 0.1
 # Each rank has a record file, perhaps on a shared file system: at most a hundred of them are read each second.
@@ -110,7 +111,7 @@ class RunningJob:
             by = interrupts.received[0]
             self._listen = self._plan.recipe is not None or ranks_listen(self._directory)
             # A script that does not listen gets Ctrl-C as a KeyboardInterrupt, as in a program of its own.
-            self._may_stop = self._listen or by in interrupts.asking or by == signal.SIGINT
+            self._may_stop = self._listen or by in ASKING or by == signal.SIGINT
             if self._may_stop and self._ask(by.name):
                 self._notice(f"{by.name}: {waiting}; the second SIGINT or SIGTERM ends them at once")
                 deadline = time.monotonic() + seconds

@@ -142,7 +142,7 @@ def run_plan(ready: ReadyRun, directory: RunDirectory, audience: Audience = Audi
     """
     plan = ready_hosts(ready.plan, ready.launcher, directory.path, notice=audience.notice)
     directory.create(plan)
-    with Interrupts(plan.stop.signal) as interrupts, holding(directory):
+    with Interrupts() as interrupts, holding(directory):
         run = LiveRun(directory=directory, interrupts=interrupts, audience=audience)
         return run_attempt(replace(ready, plan=plan), run)
 

@@ -139,7 +139,6 @@ class QsubScheduler(Scheduler):
             folder=Path.cwd(),
             bin=Path(sys.executable).parent,
             number=self.number,
-            signal=request.signal,
             seconds=seconds - request.signal_seconds if seconds else None,
             again=self.again.format(qsub=qsub),
             qsub=qsub,

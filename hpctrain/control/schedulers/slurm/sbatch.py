@@ -198,7 +198,6 @@ def job_script(
         virtual_environment=virtual_environment,
         no_kill=no_kill,
         requeue=request.requeue,
-        signal=request.signal,
         signal_seconds=request.signal_seconds,
     )
 

@@ -56,7 +56,6 @@ def test_what_is_commented_out_in_the_generic_profile_is_valid(tmp_path: Path) -
         ("sbatch: {gres: 'gpu:4'}", 1, "HT-sbatch-option-set-elsewhere", {"option": "gres"}),
         ('sbatch: {comment: "a\\nb"}', 1, "HT-sbatch-option-not-valid", {"option": "comment"}),
         ("node: {memory: much}", 3, "HT-file-value", {"key": "node.memory"}),
-        ("signal: TERM", 3, "HT-value-not-valid", {"choices": "valid: ALRM, USR1, USR2, XCPU"}),
     ],
 )
 def test_a_wrong_profile_names_the_line(
