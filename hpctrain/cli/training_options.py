@@ -198,13 +198,10 @@ class StopOptions:
         typer.Option(metavar="S", min=0.1, max=1e6, help="Time limit of a stop with a checkpoint; 60 by default."),
     ] = None
     restarts: Restarts = None
-    idle_restarts: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Allowed resumes without progress; 3 by default.")
-    ] = None
 
     def changes(self) -> dict[str, Any]:
         """The fields of :class:`hpctrain.common.run.plan.Stop` that were given."""
-        return given(seconds=self.stop_seconds, restarts=self.restarts, idle_restarts=self.idle_restarts)
+        return given(seconds=self.stop_seconds, restarts=self.restarts)
 
 
 def _container(image: str | None, runtime: Runtime | None, mounts: Sequence[str] | None) -> Container | None:

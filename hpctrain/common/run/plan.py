@@ -167,13 +167,11 @@ class Stop(FrozenModel):
         seconds: how long the ranks may take to end the step, write a checkpoint and leave, before every process is
             ended.
         restarts: how often in a row the launcher starts a run again that failed and got no further than the time
-            before; None for 3, and for none where it is a script.
-        idle_restarts: how often a run may be resumed without having got further than the time before.
+            before; None for 3, and for none where it is a script. It may be resumed as often, and at least three times.
     """
 
     seconds: float = Field(60.0, gt=0)
     restarts: int | None = Field(None, ge=0)
-    idle_restarts: int = Field(3, ge=0)
 
 
 class Plan(FrozenModel):

@@ -36,6 +36,8 @@ from hpctrain.common.run.records import read_records
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.common.settings import JOB
 
+# So often may a run be resumed in a row without progress, as by a job that goes back to the queue.
+_RESUMES = 3
 # The launcher of a job's earlier start may still be ending, and a file server releases the lock of a node that is gone
 # when its lease ends: 90 s by NFS's default.
 _LOCK_SECONDS = 180.0
@@ -160,13 +162,14 @@ def require_attempt_ended(directory: RunDirectory) -> None:
 
 
 def next_attempt(
-    directory: RunDirectory, events: Sequence[Event], idle_restarts: int, *, script: bool = False
+    directory: RunDirectory, events: Sequence[Event], restarts: int | None, *, script: bool = False
 ) -> Attempt | None:
     """The next attempt of a run that is resumed; None if it is done.
 
     Args:
         events: from :func:`run_events`; empty for a run that was only submitted.
-        idle_restarts: how often a run may be resumed without progress.
+        restarts: how many the run may have without progress, where that was said; it may be resumed as often, and at
+            least three times.
         script: whether the run is a script's, whose checkpoints hpctrain does not know.
 
     Raises:
@@ -179,7 +182,7 @@ def next_attempt(
     idle = list(itertools.takewhile(lambda past: not made_progress(past, further, script=script), newest_first))
     # A launcher's own restarts have a separate limit.
     resumed = [attempt for attempt in idle if not _start(attempt).restart]
-    if len(resumed) > idle_restarts:
+    if len(resumed) > max(restarts or 0, _RESUMES):
         raise _no_progress(directory, idle, None if script else further.iteration, len(resumed))
     return further
 
@@ -231,7 +234,6 @@ def made_progress(
     *,
     script: bool,
     until: float | None = None,
-    stepped: float | None = None,
 ) -> bool:
     """Whether a past attempt counts as progress: it wrote a checkpoint, or stopped in good order or worked for long if
     it was of a script, whose steps are not known.
@@ -240,7 +242,6 @@ def made_progress(
         attempt: its events of :func:`run_events`.
         further: the attempt that is to follow.
         until: when it ended, if that is not recorded; by default at its last event.
-        stepped: when its last step was done, where that is known.
     """
     if not script:
         return further.iteration > _start(attempt).iteration
@@ -250,7 +251,7 @@ def made_progress(
         return True
     # Time spent hanging does not count as progress.
     stalls = [event.time - event.seconds for event in attempt if isinstance(event, StallEvent)]
-    worked_until = stepped or (stalls or [until or last.time])[-1]
+    worked_until = (stalls or [until or last.time])[-1]
     return worked_until - attempt[0].time > _WORK_SECONDS
 
 
@@ -264,7 +265,7 @@ def _no_progress(
         "{path}: its last {attempts} attempts ended without a clean stop{cause}"
         if iteration is None
         else "{path}: the last {attempts} attempts started at step {iteration} and got no further{cause}",
-        f"fix the cause, then: {resume_command(directory, '--idle-restarts', str(allow))}",
+        f"fix the cause, then: {resume_command(directory, '--restarts', str(allow))}",
         exit_code=1,
         path=directory.path,
         attempts=len(idle),

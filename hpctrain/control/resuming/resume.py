@@ -95,8 +95,8 @@ def resumption(directory: RunDirectory, request: TrainingRequest) -> Resumption 
         events.pop()
     if not request.dry_run:
         require_attempt_ended(directory)
-    idle_restarts = before.stop.model_copy(update=request.changes["stop"]).idle_restarts
-    attempt = next_attempt(directory, events, idle_restarts, script=before.script is not None)
+    restarts = before.stop.model_copy(update=request.changes["stop"]).restarts
+    attempt = next_attempt(directory, events, restarts, script=before.script is not None)
     if attempt is None:
         return None
     if attempt.iteration:

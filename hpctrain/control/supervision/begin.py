@@ -21,7 +21,7 @@ from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.hosts.arrange import are_given, arrange
 from hpctrain.control.planning.planner import make_plan, oversubscription, require_processors
 from hpctrain.control.resuming.attempts import hold_run, job_id
-from hpctrain.control.supervision.audience import Output, ReadyRun
+from hpctrain.control.supervision.audience import LiveRun, Output, ReadyRun
 from hpctrain.control.supervision.hosts_ready import ready_hosts
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
 from hpctrain.control.supervision.pods import take_part
@@ -201,8 +201,8 @@ def _execute(run: ReadyRun, directory: RunDirectory, interrupts: Interrupts, out
     from hpctrain.control.supervision.execution import Execution
 
     with holding(directory), output.follow(run.plan, directory, interrupts) as audience:
-        execution = Execution(directory=directory, interrupts=interrupts, audience=audience, summarise=output.summarise)
-        failure, summary = execution.run(run)
+        live = LiveRun(directory=directory, interrupts=interrupts, audience=audience)
+        failure, summary = Execution(run, live, output.summarise).run()
     output.ended(run.plan, directory, failure, summary)
     return failure.exit_code if failure else 0
 

@@ -65,12 +65,12 @@ def test_the_plan_keeps_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FROM_HERE", "it's $HOME")
     Path("train.py").touch()
     options = ["--env", "A=1=2", "--env", "FROM_HERE", "--launcher-arguments", "--mca a 'b c'"]
-    options += ["--stop-seconds", "7", "--idle-restarts", "0", "--restarts", "5"]
+    options += ["--stop-seconds", "7", "--restarts", "5"]
     assert main(["run", "train.py", "--run-dir", "run", *options]) == 0
     made = plan()
     assert made.start.environment == {"A": "1=2", "FROM_HERE": "it's $HOME"}
     assert made.start.arguments == ("--mca", "a", "b c")
-    assert made.stop.model_dump() == {"seconds": 7.0, "restarts": 5, "idle_restarts": 0}
+    assert made.stop.model_dump() == {"seconds": 7.0, "restarts": 5}
 
 
 @pytest.mark.slow
