@@ -45,7 +45,7 @@ def run(
         typer.Option("--plan", metavar="FILE", help="What --resume starts if there is no run: a job's plan.json."),
     ] = None,
     accept_changes: Annotated[
-        bool, typer.Option("--accept-changes", help="Let --resume continue with a changed recipe, script or plan.json.")
+        bool, typer.Option("--accept-changes", help="Let --resume continue with a changed recipe or script.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the command that would start the ranks; run nothing.")

@@ -29,7 +29,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shlex
 import shutil
@@ -187,11 +186,6 @@ class RunDirectory:
         kept = sorted(self.logs.glob(f"{name}*"), key=lambda path: path.stat().st_mtime_ns)
         for old in kept[:-_MOST_DUMPS]:
             shutil.rmtree(old, ignore_errors=True)
-
-
-def plan_sha256(plan: BaseModel) -> str:
-    """The hash of the content of ``plan.json``."""
-    return hashlib.sha256(plan_text(plan)).hexdigest()
 
 
 def plan_text(plan: BaseModel) -> bytes:

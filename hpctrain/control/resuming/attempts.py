@@ -1,8 +1,6 @@
-"""The attempts of one run: where the next one begins, whether it is of the run that was begun, and the lock that allows
-one at a time.
+"""The attempts of one run: where the next one begins, and the lock that allows one at a time.
 
-That a plan and a script are the run's is told by their hashes in the events. The plan holds the recipe. Of a script
-only the file itself is hashed, and nothing that it imports.
+The hash of a script in the events, which tells whether it has changed, is of the file itself and of nothing it imports.
 """
 
 from __future__ import annotations
@@ -20,13 +18,12 @@ from hpctrain.common.cluster.launcher import in_pod
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.locks import lock
 from hpctrain.common.files.regular import private, sha256
-from hpctrain.common.run.directory import RunDirectory, plan_sha256, resume_command
-from hpctrain.common.run.events import Event, EventsFile, EventWriter, attempts
+from hpctrain.common.run.directory import RunDirectory, resume_command
+from hpctrain.common.run.events import Event, EventsFile, attempts
 from hpctrain.common.run.events.kinds import (
     CheckpointEvent,
     EndEvent,
     FaultEvent,
-    PlanEvent,
     StallEvent,
     StartEvent,
     StoppedEvent,
@@ -72,7 +69,6 @@ class Attempt:
             hosts=tuple(host.host for host in plan.hosts),
             host=socket.gethostname(),
             pid=os.getpid(),
-            plan=plan_sha256(plan),
             script=script_sha256(plan),
         )
 
@@ -274,13 +270,13 @@ def _no_progress(
     )
 
 
-def run_events(directory: RunDirectory, *also: type[Event]) -> list[Event]:
-    """The events about the run as a whole and of the kinds ``also``, from its first start; empty if only submitted.
+def run_events(directory: RunDirectory) -> list[Event]:
+    """The events about the run as a whole, from its first start; empty if only submitted.
 
     Raises:
         HpctrainError: the file is damaged; names the line.
     """
-    kinds = (StartEvent, CheckpointEvent, StallEvent, FaultEvent, StoppedEvent, EndEvent, *also)
+    kinds = (StartEvent, CheckpointEvent, StallEvent, FaultEvent, StoppedEvent, EndEvent)
     events = EventsFile(directory.events).few(*kinds)
     return list(itertools.dropwhile(lambda event: not isinstance(event, StartEvent), events))
 
@@ -308,48 +304,3 @@ def changed_script(events: Sequence[Event], now: str | None) -> tuple[str, str] 
     starts = [event.script for event in events if isinstance(event, StartEvent)]
     before = starts[-1] if starts else None
     return (before, now) if before and now and before != now else None
-
-
-def require_own_plan(directory: RunDirectory, events: Sequence[Event], *, accept: bool) -> dict[str, tuple[str, str]]:
-    """Refuse a ``plan.json`` that something else than hpctrain has changed since the last attempt, as a disk can.
-
-    Args:
-        events: in order, with at least the run's start and plan events.
-        accept: continue with the changed plan.
-
-    Returns:
-        The old and the new hash, by the name of the file, of a changed plan that is accepted; else empty.
-
-    Raises:
-        HpctrainError: it was changed.
-    """
-    wanted: set[str | None] = set()
-    for event in events:
-        if isinstance(event, StartEvent):
-            wanted = {event.plan}
-        elif isinstance(event, PlanEvent):
-            wanted.add(event.sha256)
-    now = sha256(directory.plan)
-    # Without a recorded attempt nothing is known.
-    if now in wanted or not wanted - {None}:
-        return {}
-    if accept:
-        return {directory.plan.name: (", ".join(sorted(known[:12] for known in wanted if known)), now[:12])}
-    raise HpctrainError(
-        "HT-run-plan-changed",
-        "{path} was changed by something else than hpctrain since the last attempt",
-        f"restore it, or go on with it as it is: {resume_command(directory, '--accept-changes')}; "
-        "--set KEY=VALUE --accept-changes changes a value of the recipe deliberately",
-        path=directory.plan,
-    )
-
-
-def replace_plan(directory: RunDirectory, plan: Plan, number: int) -> None:
-    """Begin a further attempt, of that number, with a plan, and record its hash before the file is replaced."""
-    new = plan_sha256(plan)
-    # A run that was only submitted has no events yet.
-    if directory.events.exists() and new != sha256(directory.plan):
-        with EventWriter(directory.events) as events:
-            events.emit(PlanEvent(sha256=new))
-            events.synchronise()
-    directory.begin_attempt(plan, number)

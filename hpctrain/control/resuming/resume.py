@@ -21,7 +21,7 @@ from hpctrain.common.recipes.requirements import has_folder, require_ranks, shar
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import RunDirectory, read_model, resume_command
 from hpctrain.common.run.events import EventsFile, EventWriter
-from hpctrain.common.run.events.kinds import ChangedEvent, PlanEvent
+from hpctrain.common.run.events.kinds import ChangedEvent
 from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.hosts.arrange import arrange
@@ -31,9 +31,7 @@ from hpctrain.control.resuming.attempts import (
     changed_script,
     is_done,
     next_attempt,
-    replace_plan,
     require_attempt_ended,
-    require_own_plan,
     run_events,
     script_sha256,
 )
@@ -58,7 +56,7 @@ class Resumption:
     """A further attempt: where it begins, its plan on this machine, and warnings for the user.
 
     ``changed`` has the old and the new value of each setting that differs from earlier attempts, by dotted key, and the
-    hashes of a plan or a script that do.
+    hashes of a script that does.
     """
 
     attempt: Attempt
@@ -72,7 +70,7 @@ class Resumption:
         if self.changed:
             with EventWriter(directory.events) as events:
                 events.emit(ChangedEvent(differences=dict(self.changed)))
-        replace_plan(directory, self.plan, self.attempt.number)
+        directory.begin_attempt(self.plan, self.attempt.number)
 
 
 def resumption(directory: RunDirectory, request: TrainingRequest) -> Resumption | None:
@@ -86,11 +84,9 @@ def resumption(directory: RunDirectory, request: TrainingRequest) -> Resumption 
     if request.tracking is not None:
         asked = (asked or before.work).model_copy(update={"tracking": request.tracking})
     now, changed = changed_work(before, asked, accept=request.accept_changes)
-    recorded = run_events(directory, PlanEvent)
-    events = [event for event in recorded if not isinstance(event, PlanEvent)]
-    edited = require_own_plan(directory, recorded, accept=request.accept_changes)
+    events = run_events(directory)
     script = changed_script(events, script_sha256(now))
-    if (changed or edited) and is_done(events):
+    if changed and is_done(events):
         # A changed recipe can continue a finished run, for example with more epochs.
         events.pop()
     if not request.dry_run:
@@ -110,7 +106,7 @@ def resumption(directory: RunDirectory, request: TrainingRequest) -> Resumption 
     if attempt.iteration and not events:
         warnings += (f"{directory.events} is lost, and with it the record of the steps up to {attempt.iteration}",)
     warnings += (_damage(directory),)
-    differing = {**edited, **changed, **({"script.sha256": script} if script else {})}
+    differing = {**changed, **({"script.sha256": script} if script else {})}
     return Resumption(attempt=attempt, plan=plan, machine=machine, changed=differing, warnings=warnings)
 
 

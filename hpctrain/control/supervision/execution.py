@@ -22,7 +22,6 @@ from hpctrain.control.resuming.attempts import (
     attempt_from_here,
     is_done,
     made_progress,
-    replace_plan,
     run_events,
 )
 from hpctrain.control.resuming.resume import plan_without
@@ -72,7 +71,7 @@ class Execution:
             with EventWriter(self._directory.events) as events:
                 events.emit(FaultEvent(**failure.cause))
             self._run = further
-            replace_plan(self._directory, further.plan, further.attempt.number)
+            self._directory.begin_attempt(further.plan, further.attempt.number)
         if failure:
             self._live.audience.failed(failure)
         return failure, self._record_end(failure)

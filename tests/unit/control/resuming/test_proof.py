@@ -1,4 +1,4 @@
-"""A plan and a script that are not those of the last attempt."""
+"""Events and a script that are not those of the last attempt."""
 
 from __future__ import annotations
 
@@ -10,19 +10,11 @@ import pytest
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventWriter
-from hpctrain.common.run.events.kinds import EndEvent, PlanEvent
+from hpctrain.common.run.events.kinds import EndEvent
 from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.request import TrainingRequest
-from hpctrain.control.resuming.attempts import (
-    Attempt,
-    changed_script,
-    replace_plan,
-    require_own_plan,
-    run_events,
-    script_sha256,
-)
+from hpctrain.control.resuming.attempts import Attempt, changed_script, script_sha256
 from hpctrain.control.resuming.resume import resumption
-from support.refusals import refused
 
 PLAN = Plan(recipe=load_recipe("digits"), framework="torch", ranks=1, hosts=(), threads_per_rank=1)
 
@@ -31,61 +23,10 @@ PLAN = Plan(recipe=load_recipe("digits"), framework="torch", ranks=1, hosts=(), 
 def directory(tmp_path: Path) -> RunDirectory:
     made = RunDirectory(tmp_path / "run")
     made.create(PLAN)
-    begin(made, PLAN)
-    return made
-
-
-def begin(directory: RunDirectory, plan: Plan) -> None:
-    with EventWriter(directory.events) as events:
-        events.emit(Attempt().start(plan, "none"))
+    with EventWriter(made.events) as events:
+        events.emit(Attempt().start(PLAN, "none"))
         events.emit(EndEvent(status="resumable"))
-
-
-def differs(directory: RunDirectory, *, accept: bool = False) -> dict[str, tuple[str, str]]:
-    return require_own_plan(directory, run_events(directory, PlanEvent), accept=accept)
-
-
-def edit(directory: RunDirectory) -> None:
-    text = directory.plan.read_text()
-    assert '"epochs": 20' in text
-    directory.plan.write_text(text.replace('"epochs": 20', '"epochs": 21'))
-
-
-def test_what_hpctrain_wrote_is_taken(directory: RunDirectory) -> None:
-    assert differs(directory) == {}
-    other = PLAN.model_copy(update={"threads_per_rank": 2})
-    replace_plan(directory, other, 2)
-    # As after a crash ahead of the attempt.
-    assert differs(directory) == {}
-    begin(directory, other)
-    assert differs(directory) == {}
-
-
-def test_a_crash_before_the_plan_is_replaced(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dies(directory: RunDirectory, plan: Plan, number: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(RunDirectory, "begin_attempt", dies)
-    with pytest.raises(KeyboardInterrupt):
-        replace_plan(directory, PLAN.model_copy(update={"threads_per_rank": 2}), 2)
-    assert differs(directory) == {}
-
-
-def test_a_changed_digit_is_refused(directory: RunDirectory) -> None:
-    edit(directory)
-    with refused("HT-run-plan-changed"):
-        differs(directory)
-    assert [*differs(directory, accept=True)] == ["plan.json"]
-
-
-def test_an_earlier_plan_is_not_the_runs_any_more(directory: RunDirectory) -> None:
-    first = directory.plan.read_bytes()
-    other = PLAN.model_copy(update={"threads_per_rank": 2})
-    replace_plan(directory, other, 2)
-    begin(directory, other)
-    directory.plan.write_bytes(first)
-    with refused("HT-run-plan-changed"):
-        differs(directory)
+    return made
 
 
 @pytest.mark.parametrize(
