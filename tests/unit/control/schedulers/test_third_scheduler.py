@@ -89,7 +89,7 @@ def test_it_passes_submit_status_logs_and_cancel(capsys: pytest.CaptureFixture[s
     assert main(["status", "run", "--json"]) == 0
     status = json.loads(capsys.readouterr().out)
     assert (status["state"], status["jobs"][0]["id"]) == ("running", job)
-    assert main(["cancel", "run", "--save-seconds", "0"]) == 0
+    assert main(["cancel", "run"]) == 0
     assert f"cancelled job {job}, which was RUNNING on here" in capsys.readouterr().out
     assert main(["status", "run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["jobs"] == []
