@@ -233,9 +233,6 @@ class ClusterProfile(JobTerms):
         description="pbs, grid_engine, or one that an installed package adds; None for Slurm, or Kubernetes where that "
         "section is there",
     )
-    tried: bool = False
-    remark: Annotated[str, AfterValidator(_line)] = ""
-
     node: NodeProfile = NodeProfile.defaults()
     qsub: tuple[Line, ...] = Field(
         (),

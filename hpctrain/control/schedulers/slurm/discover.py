@@ -93,7 +93,7 @@ def profile_from(config: str, partitions: str, nodes: str, *, partition: str | N
     profile = validate(
         _values(settings, chosen, kinds.most_common(1)[0][0])
         | {"partition": ",".join(keys["PartitionName"] for keys in named)}
-        | {"source": f"scontrol of Slurm {version} on {today.isoformat()}", "remark": "discovered"},
+        | {"source": f"scontrol of Slurm {version} on {today.isoformat()}"},
         ClusterProfile,
         lambda _: f"what Slurm says of the partition {name!r} makes no profile",
         "cluster profile",

@@ -28,8 +28,6 @@ def test_shipped_profiles_are_valid_and_say_where_they_are_from() -> None:
         profile = load_profile(name)
         assert profile.name == name
         assert profile.source.startswith("https://")
-        assert not profile.tried
-        assert profile.remark
 
 
 def test_what_is_commented_out_in_the_generic_profile_is_valid(tmp_path: Path) -> None:

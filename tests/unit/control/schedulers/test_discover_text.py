@@ -37,7 +37,7 @@ def test_a_cluster_of_equal_nodes() -> None:
     # 128 hardware threads.
     assert (profile.node.cores, profile.node.threads_per_core) == (64, 2)
     assert (profile.node.memory, profile.node.exclusive) == (None, False)
-    assert (profile.requeue, profile.launcher, profile.fabric, profile.tried) == (True, "auto", None, False)
+    assert (profile.requeue, profile.launcher, profile.fabric) == (True, "auto", None)
     check_text("discovered", "\n".join(discovered.findings))
     assert profile.source == "scontrol of Slurm 22.05.8 on 2026-11-21"
 
