@@ -20,7 +20,7 @@ from hpctrain.common.recipes.load import mesh_overrides
 from hpctrain.common.recipes.mesh import AXES
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.tracking import TRACKERS, Tracker, parse_trackers
-from hpctrain.common.run.plan import THREADS, Container, Runtime, Script
+from hpctrain.common.run.plan import Container, Runtime, Script
 from hpctrain.common.secrets import has_credentials, is_secret
 
 Work = TypeVar("Work", Recipe, Script, Recipe | Script)
@@ -132,14 +132,6 @@ class JobStart:
             help="Set a variable for every rank, by default to its value here; repeatable.",
         ),
     ] = None
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Threads of each rank: OMP_NUM_THREADS and its like; by default the user's own, or all cores.",
-        ),
-    ] = None
     share_gpus: Annotated[
         bool | None,
         typer.Option(
@@ -162,8 +154,7 @@ class JobStart:
                 "choose auto, mpirun, torchrun, or srun- and a plugin that `srun --mpi=list` names, such as srun-pmix",
                 launcher=self.launcher,
             )
-        threads = dict.fromkeys(THREADS if self.threads else (), str(self.threads))
-        variables = [*threads.items(), *map(_variable, self.environment or ())] or None
+        variables = [_variable(text) for text in self.environment or ()] or None
         return given(
             launcher=self.launcher,
             container=_container(self.container, self.container_runtime, self.mounts),

@@ -14,7 +14,7 @@ from hpctrain.cli.main import main
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.events.kinds import StoppedEvent
-from hpctrain.common.run.plan import THREADS, Plan
+from hpctrain.common.run.plan import Plan
 from hpctrain.common.shards.folders import training_fingerprint
 from support import needs
 from support.golden import check_text
@@ -52,15 +52,6 @@ def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[s
 
 
 @needs.pytorch
-def test_threads_of_all_libraries_are_set_alike(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("MKL_NUM_THREADS", "5")
-    assert main(["run", "digits", "-np", "1", "--threads", "3", "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert all(f"{name}=3" in said for name in (*THREADS, "TF_NUM_INTRAOP_THREADS"))
-
-
 def test_the_plan_keeps_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FROM_HERE", "it's $HOME")
     Path("train.py").touch()
