@@ -89,7 +89,7 @@ def made_run(order: Order, plan: Plan, files: Mapping[str, str]) -> Iterator[Run
         raise
 
 
-def record(directory: RunDirectory, order: Order, jobs: Sequence[str], resume: str | None = None) -> None:
+def record(directory: RunDirectory, order: Order, jobs: Sequence[str], resume: str) -> None:
     """Write down how a run was submitted, by which its jobs are found."""
     profile = order.cluster.profile
     submission = Submission(cluster=profile.name, scheduler=profile.scheduled_by, jobs=tuple(jobs), resume=resume)

@@ -11,7 +11,7 @@
 #SBATCH --exclusive
 #SBATCH --mail-type=END,FAIL
 #SBATCH --comment="a # and a \\"
-# The job's folder is the run directory, by sbatch --chdir. A job that starts again continues its log.
+# The job's folder is the run directory that hpctrain submit makes, by sbatch --chdir. A job that starts again continues its log.
 #SBATCH --output=logs/job-%j.log
 #SBATCH --open-mode=append
 # After the failure of a node Slurm itself puts the job back in the queue.

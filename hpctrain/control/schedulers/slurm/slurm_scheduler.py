@@ -2,68 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
-from hpctrain.common.cluster.programs import program_output, run_program
+from hpctrain.common.cluster.programs import program_output
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.printable import shell_word
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.plan import Plan
+from hpctrain.control.schedulers.job_request import SETTINGS, JobSettings
+from hpctrain.control.schedulers.job_script import ScriptScheduler
 from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.profile import ClusterProfile
-from hpctrain.control.schedulers.scheduler import Cluster, Order, Say, Scheduler, Submitted
+from hpctrain.control.schedulers.scheduler import Cluster, Order
 from hpctrain.control.schedulers.slurm.queue import job_states, jobs_of_user
-from hpctrain.control.schedulers.submission import run_path
+from hpctrain.control.schedulers.slurm.sbatch import job_script, require_log_path
 
-_SECONDS = 30.0
-_NOT_BY_ITSELF = (
-    "# To look at: sbatch of this file alone ends without a log, because hpctrain submit makes the run directory\n"
-    "# with plan and logs, and submits this script too."
-)
 # sacct marks an unknown number by one of the two largest values of 64 bits.
 _UNKNOWN = 2**64 - 2
 
 
-class Slurm(Scheduler):
-    """``sbatch``, ``squeue``, ``sacct`` and ``scancel``. What submits is imported late: ``status`` needs none of it."""
+class Slurm(ScriptScheduler):
+    """``sbatch``, ``squeue``, ``sacct`` and ``scancel``."""
+
+    ends = "scancel"
+    terse = ("--parsable",)
 
     def cluster(self, profile: ClusterProfile | None, partition: str | None) -> Cluster:
         from hpctrain.control.schedulers.slurm.discover import discover
 
         return discover(partition) if profile is None else Cluster(profile=profile)
 
-    def describe(self, order: Order, say: Say) -> str:
-        from hpctrain.control.schedulers.slurm.sbatch import prepare, require_log_path
-
-        job = prepare(order)
-        for line in job.notices:
-            say(line)
-        directory = run_path(order, job.plan)
+    def script(self, order: Order, plan: Plan, directory: Path) -> str:
+        start = order.training.start
+        if start.container and start.container.runtime == "pyxis" and start.launcher == "mpirun":
+            raise HpctrainError(
+                "HT-launcher-not-usable-here",
+                "pyxis is a plugin of srun: mpirun cannot start its containers",
+                "--launcher srun-pmix",
+            )
         require_log_path(directory)
-        first, _, rest = job.render(directory).partition("\n")
-        return f"{first}\n{_NOT_BY_ITSELF}\n{rest}"
+        return job_script(
+            order.request,
+            order.cluster.profile,
+            run_directory=directory,
+            folder=Path.cwd(),
+            virtual_environment=_virtual_environment(),
+            no_kill=plan.fault_tolerant,
+        )
 
-    def submit(self, order: Order, say: Say) -> Submitted:
-        from hpctrain.control.schedulers.slurm.sbatch import prepare, submit_job
+    def command(self, directory: RunDirectory) -> tuple[str, ...]:
+        return ("sbatch", f"--chdir={directory.path}", str(directory.script))
 
-        job = prepare(order)
-        for line in job.notices:
-            say(line)
-        directory, number = submit_job(order, job)
-        advice = f"submitted as job {number}; see its state: hpctrain status {shell_word(directory.path)}"
-        return Submitted(directory=directory.path, jobs=(number,), advice=advice)
+    def files(self, order: Order) -> Mapping[str, str]:
+        settings = JobSettings(
+            request=order.request,
+            verify=order.verify,
+            check=order.check or order.request.spare > 0,
+            container=order.training.start.container,
+        )
+        return {SETTINGS: f"{settings.model_dump_json(indent=2, exclude_defaults=True)}\n"}
 
     def list(self, jobs: Collection[str] | None, *, user: int, seconds: float) -> Sequence[JobState]:
         return jobs_of_user(user, seconds=seconds) if jobs is None else job_states(sorted(jobs), seconds=seconds)
-
-    def cancel(self, jobs: Sequence[str]) -> None:
-        done = run_program("scancel", *jobs, seconds=_SECONDS)
-        if done.returncode != 0:
-            raise HpctrainError(
-                "HT-slurm-command-failed",
-                "scancel {jobs} failed: {reason}",
-                exit_code=1,
-                jobs=" ".join(jobs),
-                reason=done.stderr.strip(),
-            )
 
     def joules(self, jobs: Sequence[str], *, seconds: float) -> int | None:
         """See :meth:`Scheduler.joules`. Steps are not counted, because they overlap.
@@ -77,3 +78,9 @@ class Slurm(Scheduler):
         printed = program_output("sacct", *options, f"--jobs={','.join(jobs)}", seconds=seconds)
         drawn = [int(line) for line in printed.splitlines() if line.isdecimal()]
         return sum(joules for joules in drawn if joules < _UNKNOWN) or None
+
+
+def _virtual_environment() -> Path | None:
+    """The virtual environment that this hpctrain is installed in; None without one."""
+    here = Path(sys.prefix)
+    return here if sys.prefix != sys.base_prefix and (here / "bin" / "activate").exists() else None
