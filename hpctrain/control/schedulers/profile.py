@@ -98,6 +98,7 @@ def _time_limit(text: str) -> str:
     return text
 
 
+SchedulerName = Literal["slurm", "kubernetes", "pbs", "grid_engine"]
 Line = Annotated[str, Field(min_length=1), AfterValidator(_line)]
 # The value of a Slurm option that names something.
 Word = Annotated[str, AfterValidator(_word)]
@@ -228,10 +229,8 @@ class ClusterProfile(JobTerms):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
     source: Line
-    scheduler: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = Field(
-        None,
-        description="pbs, grid_engine, or one that an installed package adds; None for Slurm, or Kubernetes where that "
-        "section is there",
+    scheduler: SchedulerName | None = Field(
+        None, description="None for Slurm, or Kubernetes where that section is there"
     )
     node: NodeProfile = NodeProfile.defaults()
     qsub: tuple[Line, ...] = Field(
@@ -251,7 +250,7 @@ class ClusterProfile(JobTerms):
     kubernetes: KubernetesProfile | None = Field(None, description="None for Slurm")
 
     @property
-    def scheduled_by(self) -> str:
+    def scheduled_by(self) -> SchedulerName:
         """The name of its scheduler."""
         return self.scheduler or ("kubernetes" if self.kubernetes else "slurm")
 

@@ -1,41 +1,34 @@
-"""What hpctrain asks of a scheduler. Slurm, Kubernetes, and those of qsub have a room each beside this file.
-
-A package of its own adds one by an entry point of the group ``hpctrain.schedulers``: a class derived from
-:class:`Scheduler`, by the name that ``scheduler`` in a cluster profile says.
-"""
+"""What hpctrain asks of a scheduler. Slurm, Kubernetes, and those of qsub have a folder each beside this file."""
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpctrain.common.cluster.machine import installed_frameworks
-from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.recipes.families import Framework
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.request import TrainingRequest, unplaced_plan
 from hpctrain.control.schedulers.jobs import JobState
-from hpctrain.control.schedulers.profile import ClusterProfile, load_profile
+from hpctrain.control.schedulers.profile import ClusterProfile, SchedulerName, load_profile
 
 if TYPE_CHECKING:
     from hpctrain.control.schedulers.job_request import JobRequest
 
-_BUILT_IN = {
+_CLASSES: Mapping[SchedulerName, str] = {
     "slurm": "hpctrain.control.schedulers.slurm.slurm_scheduler:Slurm",
     "kubernetes": "hpctrain.control.schedulers.kubernetes.kubernetes_scheduler:Kubernetes",
     "pbs": "hpctrain.control.schedulers.qsub.pbs:Pbs",
     "grid_engine": "hpctrain.control.schedulers.qsub.grid_engine:GridEngine",
 }
 # Of the cluster at hand, and of jobs in which a run was started by hand.
-DEFAULT = "slurm"
+DEFAULT: SchedulerName = "slurm"
 
 Say = Callable[[str], None]
 
@@ -153,36 +146,11 @@ class Scheduler(ABC):
 
 
 @cache
-def scheduler(name: str) -> Scheduler:
-    """The scheduler of this name.
-
-    Raises:
-        HpctrainError: there is none.
-    """
-    if name in _BUILT_IN:
-        module, _, attribute = _BUILT_IN[name].partition(":")
-        built_in: Scheduler = getattr(import_module(module), attribute)()
-        return built_in
-    added = {entry.name: entry for entry in entry_points(group="hpctrain.schedulers")}
-    if name not in added:
-        raise HpctrainError(
-            "HT-choice-unknown",
-            "there is no scheduler {name!r}",
-            nearest(name, [*_BUILT_IN, *added]),
-            name=name,
-        )
-    try:
-        loaded: Scheduler = added[name].load()()
-    except Exception as error:  # whatever another package's module raises
-        raise HpctrainError(
-            "HT-scheduler-unusable",
-            "the scheduler {name!r} of {module} cannot be loaded: {reason}",
-            "mend or uninstall its package",
-            name=name,
-            module=added[name].value,
-            reason=error,
-        ) from error
-    return loaded
+def scheduler(name: SchedulerName) -> Scheduler:
+    """The scheduler of this name."""
+    module, _, attribute = _CLASSES[name].partition(":")
+    made: Scheduler = getattr(import_module(module), attribute)()
+    return made
 
 
 def find_cluster(name: str, partition: str | None) -> Cluster:
@@ -196,9 +164,5 @@ def find_cluster(name: str, partition: str | None) -> Cluster:
 
 
 def schedulers() -> list[Scheduler]:
-    """All that can be loaded, the default one first."""
-    usable = []
-    for name in dict.fromkeys([*_BUILT_IN, *entry_points(group="hpctrain.schedulers").names]):
-        with contextlib.suppress(HpctrainError):
-            usable.append(scheduler(name))
-    return usable
+    """All of them, the default one first."""
+    return [scheduler(name) for name in _CLASSES]

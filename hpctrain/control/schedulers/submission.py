@@ -24,6 +24,7 @@ from hpctrain.common.run.directory import (
 )
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.schedulers.code_copy import Code, with_code, write_code
+from hpctrain.control.schedulers.profile import SchedulerName
 from hpctrain.control.schedulers.scheduler import DEFAULT, Order, Scheduler, scheduler
 
 
@@ -31,7 +32,7 @@ class Submission(BaseModel):
     """The content of ``RUN_DIR/submission.json``. Whatever version wrote it, its jobs are found."""
 
     cluster: str = Field(description="name of the profile")
-    scheduler: str = DEFAULT
+    scheduler: SchedulerName = DEFAULT
     jobs: tuple[Annotated[str, Field(pattern=r"^\d{1,10}$")], ...] = Field(
         description="numbers of the jobs that were submitted together, first to last"
     )
