@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -42,7 +42,6 @@ class JobRequest(JobTerms):
     cpus_per_task: Annotated[int, Field(ge=1)] | None = None
     gpus_per_node: Annotated[int, Field(ge=0)] = 0
     gpu_type: str | None = None
-    gpu_option: Literal["gpus-per-node", "gres"] = "gpus-per-node"
     memory: Memory | None = None
     exclusive: bool = False
     dependency: Word | None = None
@@ -108,7 +107,6 @@ def job_request(profile: ClusterProfile, name: str, asked: Mapping[str, Any]) ->
         "cpus_per_task": _cpus_per_task(profile, tasks) if "cpus_per_task" not in given else None,
         "gpus_per_node": gpus,
         "gpu_type": profile.node.gpu_type if gpus else None,
-        "gpu_option": profile.node.gpu_option,
         "memory": None if not _MEMORY.isdisjoint(further) else profile.node.memory,
         "exclusive": profile.node.exclusive and "exclusive" not in further,
         **{name: getattr(profile, name) for name in JobTerms.model_fields},

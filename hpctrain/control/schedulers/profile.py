@@ -191,7 +191,6 @@ class NodeProfile(Section):
     gpu_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = Field(
         None, description="as Slurm's gres names it; None leaves it out of the request"
     )
-    gpu_option: Literal["gpus-per-node", "gres"] = "gpus-per-node"
     gpu: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")] | None = Field(
         None, description="as predictions name it: hpctrain predict --gpu"
     )

@@ -5,7 +5,7 @@
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=8
 #SBATCH --cpus-per-task=8
-#SBATCH --gpus-per-node=h100:4
+#SBATCH --gres=gpu:h100:4
 #SBATCH --mem=480G
 #SBATCH --time=2-00
 #SBATCH --exclusive

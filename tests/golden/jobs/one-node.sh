@@ -5,7 +5,7 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=4
 #SBATCH --cpus-per-task=16
-#SBATCH --gpus-per-node=h100:4
+#SBATCH --gres=gpu:h100:4
 #SBATCH --mem=480G
 #SBATCH --time=24:00:00
 #SBATCH --exclusive

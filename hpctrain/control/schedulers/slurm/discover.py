@@ -190,9 +190,7 @@ def _values(config: Settings, partition: Settings, kind: NodeKind) -> dict[str, 
     node: dict[str, Any] = {"gpus": kind.gpus, "cores": kind.cores, "threads_per_core": kind.threads}
     node["exclusive"] = exclusive
     if kind.gpus:
-        # Only select/cons_tres supports --gpus-per-node.
-        tres = config.get("SelectType", "select/cons_tres") == "select/cons_tres"
-        node |= {"gpu_type": kind.gpu_type or None, "gpu_option": "gpus-per-node" if tres else "gres"}
+        node["gpu_type"] = kind.gpu_type or None
     if exclusive:
         most = _number(partition, "MaxMemPerNode")
         # All of the nodes' memory, or as much as a job may have.

@@ -94,14 +94,14 @@ def directives(request: JobRequest) -> tuple[str, ...]:
         "nodes": request.nodes + request.spare,
         "ntasks-per-node": request.tasks_per_node,
         "cpus-per-task": request.cpus_per_task,
-        request.gpu_option: gpus,
+        "gres": gpus,
         "mem": request.memory,
         "time": request.time,
     }
     lines = [directive(option, value) for option, value in requested.items() if value is not None]
     if request.exclusive:
         lines.append(directive("exclusive"))
-    further = {option: value for option, value in request.sbatch.items() if not (gpus and option == request.gpu_option)}
+    further = {option: value for option, value in request.sbatch.items() if not (gpus and option == "gres")}
     return (*lines, *(directive(option, value) for option, value in further.items()))
 
 
@@ -109,8 +109,6 @@ def _gpus(request: JobRequest) -> str | None:
     if not request.gpus_per_node:
         return None
     number = f"{request.gpu_type}:{request.gpus_per_node}" if request.gpu_type else str(request.gpus_per_node)
-    if request.gpu_option != "gres":
-        return number
     # Slurm uses only the last --gres.
     others = request.sbatch.get("gres")
     return f"gpu:{number},{others}" if others else f"gpu:{number}"

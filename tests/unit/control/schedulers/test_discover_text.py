@@ -33,7 +33,7 @@ def test_a_cluster_of_equal_nodes() -> None:
     discovered = found()
     profile = discovered.profile
     assert (profile.name, profile.partition, profile.time) == ("alpine", "gpu", "1-00:00:00")
-    assert (profile.node.gpus, profile.node.gpu_type, profile.node.gpu_option) == (4, "a100", "gpus-per-node")
+    assert (profile.node.gpus, profile.node.gpu_type) == (4, "a100")
     # 128 hardware threads.
     assert (profile.node.cores, profile.node.threads_per_core) == (64, 2)
     assert (profile.node.memory, profile.node.exclusive) == (None, False)
@@ -142,7 +142,7 @@ def test_whole_nodes() -> None:
     profile = found(partitions=partition("gpu", Default="YES", OverSubscribe="EXCLUSIVE")).profile
     assert (profile.node.exclusive, profile.node.memory) == (True, "0")
     linear = found(config=CONFIG.replace("cons_tres", "linear"))
-    assert (linear.profile.node.exclusive, linear.profile.node.gpu_option) == (True, "gres")
+    assert linear.profile.node.exclusive
     check_text("discovered-whole-nodes", "\n".join(linear.findings))
 
 

@@ -36,7 +36,7 @@ def test_the_command_line_goes_before_the_profile() -> None:
 
 
 def test_gpus_as_gres() -> None:
-    node = NodeProfile(gpus=4, gpu_type="a100", gpu_option="gres")
+    node = NodeProfile(gpus=4, gpu_type="a100")
     profile = PLAIN.model_copy(update={"node": node})
     assert "#SBATCH --gres=gpu:a100:4" in directives(job_request(profile, "digits", {}))
     lines = directives(job_request(profile, "digits", {"sbatch": {"gres": "nvme:100"}}))
@@ -122,7 +122,7 @@ def test_tasks_that_share_gpus() -> None:
     asked = TrainingRequest(work=None, start=Start(share_gpus=True))
     fits = job_request(GPUS, "x", {"gpus_per_node": 1, "tasks_per_node": 4})
     assert fits.training(asked).start.share_gpus
-    assert {"#SBATCH --gpus-per-node=h100:1", "#SBATCH --ntasks-per-node=4"} <= {*directives(fits)}
+    assert {"#SBATCH --gres=gpu:h100:1", "#SBATCH --ntasks-per-node=4"} <= {*directives(fits)}
     for nodes, gpus in ((1, 0), (1, 4), (2, 1)):
         with refused("HT-gpus-not-shareable"):
             job_request(GPUS, "x", {"nodes": nodes, "gpus_per_node": gpus, "tasks_per_node": 4}).training(asked)
