@@ -1,7 +1,7 @@
 """Reads hostfiles of Open MPI, Hydra and ``SLURM_HOSTFILE``.
 
 A line means what Open MPI 4 and 5 and Hydra make of it, tried with Open MPI 5.0.11 and MPICH 5.0.2: a host named
-again gets the new line's slots in addition, one where the line has no number; ``max-slots=`` alone says the slots too.
+again gets the new line's slots in addition, one where the line has no number. ``max-slots`` is passed over.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from hpctrain.common.files.regular import read_text
 
 _NUMBER = r"([1-9]\d{0,4})"
 _LINE = re.compile(
-    rf"(?P<host>[^\s@:^+][^\s@:]*)(:{_NUMBER}|(?P<keys>(\s+(max[-_])?slots\s*=\s*{_NUMBER})*))", re.ASCII
+    rf"([^\s@:^+][^\s@:]*)(?::{_NUMBER}|\s+slots\s*=\s*{_NUMBER}(?:\s+max[-_]slots\s*=\s*\d+)?)?", re.ASCII
 )
-_KEY = re.compile(rf"(?P<most>max[-_])?slots\s*=\s*{_NUMBER}", re.ASCII)
 _HINT = "a line is HOST, HOST slots=N [max-slots=M], or HOST:N; users and ports stand in ~/.ssh/config"
 # Room for one line per rank of the largest machines.
 _MOST_BYTES = 16 * 2**20
@@ -72,15 +71,14 @@ def _not_valid(where: str, problem: str) -> HpctrainError:
 
 def _add_line(hosts: HostSlots, alone: Counter[str], content: str, where: str) -> None:
     match = _LINE.fullmatch(content)
-    keys = [] if match is None else [*_KEY.finditer(match["keys"] or "")]
-    given = {bool(key["most"]): int(key[2]) for key in keys}
-    if match is None or len(given) < len(keys) or given.get(True, MOST_HOSTS) < given.get(False, 0):
+    if match is None:
         shown = content if len(content) <= 60 else f"{content[:60]}…"
         raise _not_valid(where, f"{shown!r} is not a host with its slots")
-    for host in expand_hosts(match["host"], where):
-        if given and host in hosts:
+    names, numbered, keyed = match.groups()
+    for host in expand_hosts(names, where):
+        if keyed and host in hosts:
             raise _not_valid(where, f"slots= for {host}, which was named before: name it once, with all of its slots")
-        slots = given.get(False, given.get(True)) if given else match[3] and int(match[3])
-        add_slots(hosts, host, slots or None)
+        slots = numbered or keyed
+        add_slots(hosts, host, int(slots) if slots else None)
         if not slots:
             alone[host] += 1
