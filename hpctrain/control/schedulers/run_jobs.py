@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import reading
-from hpctrain.common.files.printable import printable, shell_word
+from hpctrain.common.files.printable import printable
 from hpctrain.common.files.regular import last_lines
 from hpctrain.common.run.directory import RUNS, RunDirectory, read_model
 from hpctrain.common.run.value_types import Outcome
@@ -138,19 +138,10 @@ def _directory(target: str) -> Path:
     raise HpctrainError(
         "HT-run-not-found",
         "{target} is neither a run directory nor a job's number: {reason}",
-        _hint(target),
+        _RUNS_HINT,
         target=target,
         reason=problem,
     )
-
-
-def _hint(target: str) -> str:
-    path = RUNS / target
-    try:
-        is_run = path.is_dir()
-    except OSError:
-        is_run = False
-    return f"did you mean {shell_word(path)}?" if is_run else _RUNS_HINT
 
 
 def _job_directory(target: str) -> Path:
