@@ -128,22 +128,6 @@ def test_a_folder_is_no_recipe(capsys: pytest.CaptureFixture[str]) -> None:
             assert codes(said) == ["HT-work-not-a-script"] and command in said
 
 
-@pytest.mark.parametrize(
-    ("work", "words"),
-    [
-        ("explore.ipynb", "nbconvert"),
-        ("app.pyz", "run_path('app.pyz'"),
-        ("job.sh", "Python script"),
-        ("python", "run SCRIPT.py"),
-    ],
-)
-@pytest.mark.parametrize("command", ["run", "submit"])
-def test_other_code_than_a_script(command: str, work: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, work, "train.py"]) == 2
-    said = capsys.readouterr().err
-    assert codes(said) == ["HT-work-not-a-script"] and words in said
-
-
 def test_what_begins_like_a_choice_is_meant_first() -> None:
     assert nearest("h100", ["h100-pcie", "h100-sxm", "p100"]).startswith("did you mean 'h100-pcie' or 'h100-sxm'?")
     assert nearest("h10", ["h20", "p100"]).startswith("did you mean 'h20'?")
