@@ -228,7 +228,7 @@ class ClusterProfile(JobTerms):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
     source: Line
-    scheduler: SchedulerName | None = Field(
+    scheduler: Literal["pbs", "grid_engine"] | None = Field(
         None, description="None for Slurm, or Kubernetes where that section is there"
     )
     node: NodeProfile = NodeProfile.defaults()
