@@ -7,7 +7,6 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import typer
@@ -35,8 +34,6 @@ Restarts = Annotated[
     ),
 ]
 
-# Matches NAME= for a variable, but not for an option, whose name follows dashes.
-_SETTING = re.compile(r"(?:^|[\s=,;:])([A-Za-z_][A-Za-z0-9_]*)=", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -216,11 +213,6 @@ def _words(text: str | None) -> tuple[str, ...] | None:
         raise HpctrainError(
             "HT-option-bad-value", "--launcher-arguments {text}: {reason}", "close the quotes", text=text, reason=error
         ) from error
-    names = [name for word in words for name in _SETTING.findall(word)]
-    # Hydra takes "-env NAME VALUE".
-    names += [name for option, name in pairwise(words) if option in ("-env", "-genv")]
-    for name in filter(is_secret, names):
-        raise _visible_secret(f"--launcher-arguments with {name}", name)
     return words
 
 
