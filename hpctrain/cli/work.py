@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hpctrain.cli.training_options import WorkOptions
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import reading
 from hpctrain.common.files.printable import encodable
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.recipes.entries import find
@@ -34,16 +35,8 @@ def require_work(work: str) -> None:
 
 def _require_script(work: str) -> Path:
     path = Path(work).resolve()
-    try:
+    with reading(work, f"looked for {path}"):
         open_regular(path).close()
-    except OSError as error:
-        raise HpctrainError(
-            "HT-file-unreadable",
-            "cannot read the script {path}: {reason}",
-            f"looked for {path}",
-            path=work,
-            reason=error.strerror,
-        ) from error
     return path
 
 

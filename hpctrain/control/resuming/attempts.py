@@ -16,6 +16,7 @@ from pathlib import Path
 from hpctrain.common.checkpoints.layout import damaged_checkpoints
 from hpctrain.common.cluster.launcher import in_pod
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import reading
 from hpctrain.common.files.locks import lock
 from hpctrain.common.files.regular import private, sha256
 from hpctrain.common.run.directory import RunDirectory, resume_command
@@ -88,16 +89,8 @@ def hold_run(
         HpctrainError: another launcher holds the lock.
     """
     path = directory.path / "lock"
-    try:
+    with reading(path, "is this a run directory?"):
         descriptor = private(str(path), os.O_RDWR | os.O_CREAT)
-    except OSError as error:
-        raise HpctrainError(
-            "HT-file-unreadable",
-            "cannot open {path}: {reason}",
-            "is this a run directory?",
-            path=path,
-            reason=error.strerror,
-        ) from error
     try:
         _lock(descriptor, directory, environment, notice)
         yield
