@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -17,6 +17,8 @@ from hpctrain.common.secrets import is_secret
 from hpctrain.control.schedulers.jobs import slurm_seconds
 
 _PACKAGE = Path(__file__).parents[2]
+# One line of text.
+_LINE = "[^\\x00-\\x08\\x0a-\\x1f\\x7f\u0085\u2028\u2029]+"
 _OPTION = re.compile(r"[a-z][a-z-]*")
 # Options that hpctrain itself passes to sbatch, where a second value would conflict.
 _SET_BY_HPCTRAIN = frozenset(
@@ -71,21 +73,7 @@ def sbatch_fault(option: str, value: str | None) -> InvalidValueError | None:
 
 
 def _is_line(text: str) -> bool:
-    return not re.search(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]", text)
-
-
-def _line(text: str) -> str:
-    if not _is_line(text):
-        raise InvalidValueError("HT-value-not-valid", "must be one line of text, not {value!r}", value=text)
-    return text
-
-
-def _word(text: str) -> str:
-    if not re.fullmatch(r"[^\s\x00-\x1f\x7f-][^\s\x00-\x1f\x7f]*", text):
-        raise InvalidValueError(
-            "HT-value-not-valid", "must be a name without blanks, as Slurm names it, not {value!r}", value=text
-        )
-    return text
+    return re.fullmatch(_LINE, text) is not None
 
 
 def _time_limit(text: str) -> str:
@@ -99,9 +87,9 @@ def _time_limit(text: str) -> str:
 
 
 SchedulerName = Literal["slurm", "kubernetes", "pbs", "grid_engine"]
-Line = Annotated[str, Field(min_length=1), AfterValidator(_line)]
+Line = Annotated[str, Field(pattern=f"^{_LINE}$")]
 # The value of a Slurm option that names something.
-Word = Annotated[str, AfterValidator(_word)]
+Word = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f-][^\s\x00-\x1f\x7f]*$")]
 # Bytes with Slurm's units, as --mem takes them; 0 is all memory of a node.
 Memory = Annotated[str, Field(pattern=r"^[0-9]{1,15}[KMGT]?$")]
 TimeLimit = Annotated[str, AfterValidator(_time_limit)]
@@ -110,21 +98,11 @@ VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 VariableValue = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 
 
-def _mount_path(path: str) -> str:
-    if not path.startswith("/") or ":" in path or ".." in PurePosixPath(path).parts or path == "/":
-        raise InvalidValueError(
-            "HT-value-not-valid",
-            "must be an absolute path without ':' and '..', and not /, but is {path!r}",
-            path=path,
-        )
-    return path
-
-
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/names/ and .../labels/
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 LabelKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_./-]{0,315}[A-Za-z0-9])?$")]
 LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$")]
-MountPath = Annotated[str, AfterValidator(_mount_path)]
+MountPath = Annotated[str, Field(pattern=r"^/[^:]+$")]
 
 
 class ClaimMount(Section):
