@@ -15,7 +15,7 @@ from hpctrain.common.files.checked_yaml import validate
 from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.plan import Container, HostOptions
 from hpctrain.common.run.request import TrainingRequest
-from hpctrain.control.schedulers.profile import ClusterProfile, JobTerms, Line, Memory, Word, sbatch_fault
+from hpctrain.control.schedulers.profile import ClusterProfile, JobTerms, Line, Memory, Word
 
 # The file of :class:`JobSettings` in a run directory.
 SETTINGS = "job.json"
@@ -78,14 +78,6 @@ class JobSettings(FrozenModel):
     container: Container | None = None
 
 
-def _validated(values: dict[str, Any]) -> JobRequest:
-    """The request; values of a profile were checked with it, so that a fault is in the options."""
-    for option, value in values.get("sbatch", {}).items():
-        if fault := sbatch_fault(option, value):
-            raise fault.at().but(before="--sbatch ")
-    return validate(values, JobRequest, _option, "request", "hpctrain submit --help lists the options")
-
-
 def job_request(profile: ClusterProfile, name: str, asked: Mapping[str, Any]) -> JobRequest:
     """The request for a run on a cluster.
 
@@ -113,7 +105,8 @@ def job_request(profile: ClusterProfile, name: str, asked: Mapping[str, Any]) ->
         **given,
         "sbatch": {**profile.sbatch, **further},
     }
-    return _validated(values)
+    # Values of a profile were checked with it, so that a fault is in the options.
+    return validate(values, JobRequest, _option, "request", "hpctrain submit --help lists the options")
 
 
 def further_options(given: list[str]) -> dict[str, str | None]:

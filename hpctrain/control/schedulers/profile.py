@@ -17,8 +17,8 @@ from hpctrain.common.secrets import is_secret
 from hpctrain.control.schedulers.jobs import slurm_seconds
 
 _PACKAGE = Path(__file__).parents[2]
-# One line of text.
-_LINE = "[^\\x00-\\x08\\x0a-\\x1f\\x7f\u0085\u2028\u2029]+"
+# A character of one line of text.
+_LINE = "[^\\x00-\\x08\\x0a-\\x1f\\x7f\u0085\u2028\u2029]"
 _OPTION = re.compile(r"[a-z][a-z-]*")
 # Options that hpctrain itself passes to sbatch, where a second value would conflict.
 _SET_BY_HPCTRAIN = frozenset(
@@ -33,39 +33,24 @@ _SET_BY_HPCTRAIN = frozenset(
 _SET_ELSEWHERE = frozenset(("containers", "volumes", "restartPolicy", "subdomain", "terminationGracePeriodSeconds"))
 
 
-def sbatch_fault(option: str, value: str | None) -> InvalidValueError | None:
-    """Why sbatch must not get a further option; None if it may.
-
-    Args:
-        option: its long name, without dashes.
-        value: None for an option without one.
-    """
-    if not _OPTION.fullmatch(option):
-        return InvalidValueError(
-            "HT-sbatch-option-not-valid",
-            "{option!r} is not the long name of an option of sbatch without its dashes, such as mail-type",
-            option=option,
-        )
-    gpus = option == "gres" and value is not None and re.match(r"(gres[/:])?gpu\b", value)
-    # Slurm accepts abbreviated option names.
-    if gpus or any(name.startswith(option) for name in _SET_BY_HPCTRAIN):
-        return InvalidValueError(
-            "HT-sbatch-option-set-elsewhere",
-            "{option} is set by hpctrain, from an option of hpctrain submit or a key of the profile",
-            option=option,
-        )
-    if value is not None and not _is_line(value):
-        return InvalidValueError(
-            "HT-sbatch-option-not-valid",
-            "{option}: the value is not one line of text: {value!r}",
-            option=option,
-            value=value,
-        )
-    return None
-
-
-def _is_line(text: str) -> bool:
-    return re.fullmatch(_LINE, text) is not None
+def _sbatch_options(options: dict[str, str | None]) -> dict[str, str | None]:
+    """Refuse further options that sbatch must not get, by their long names without dashes."""
+    for option, value in options.items():
+        if not _OPTION.fullmatch(option):
+            raise InvalidValueError(
+                "HT-sbatch-option-not-valid",
+                "{option!r} is not the long name of an option of sbatch without its dashes, such as mail-type",
+                option=option,
+            )
+        gpus = option == "gres" and value is not None and re.match(r"(gres[/:])?gpu\b", value)
+        # Slurm accepts abbreviated option names.
+        if gpus or any(name.startswith(option) for name in _SET_BY_HPCTRAIN):
+            raise InvalidValueError(
+                "HT-sbatch-option-set-elsewhere",
+                "{option} is set by hpctrain, from an option of hpctrain submit or a key of the profile",
+                option=option,
+            )
+    return options
 
 
 def _time_limit(text: str) -> str:
@@ -79,7 +64,8 @@ def _time_limit(text: str) -> str:
 
 
 SchedulerName = Literal["slurm", "kubernetes", "pbs", "grid_engine"]
-Line = Annotated[str, Field(pattern=f"^{_LINE}$")]
+Line = Annotated[str, Field(pattern=f"^{_LINE}+$")]
+_OptionValue = Annotated[str, Field(pattern=f"^{_LINE}*$")]
 # The value of a Slurm option that names something.
 Word = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f-][^\s\x00-\x1f\x7f]*$")]
 # Bytes with Slurm's units, as --mem takes them; 0 is all memory of a node.
@@ -182,7 +168,9 @@ class JobTerms(Section):
     qos: Word | None = None
     constraint: Word | None = None
     time: TimeLimit | None = Field(None, description="of a job that does not ask for one; None for the partition's")
-    sbatch: dict[str, str | None] = Field(default_factory=dict, description="further options of sbatch, without --")
+    sbatch: Annotated[dict[str, _OptionValue | None], AfterValidator(_sbatch_options)] = Field(
+        default_factory=dict, description="further options of sbatch, without --"
+    )
     requeue: bool = Field(True, description="whether jobs may requeue themselves; else another one follows")
     signal_seconds: Annotated[int, Field(ge=1, le=65535)] = Field(
         120, description="how long before its end a job is told of it"
@@ -232,9 +220,6 @@ class ClusterProfile(JobTerms):
                 "with --env {name}",
                 name=name,
             )
-        for option, value in self.sbatch.items():
-            if fault := sbatch_fault(option, value):
-                raise InvalidValueError(fault.code, f"sbatch: {fault.sentence}", **fault.values)
         return self
 
 

@@ -101,7 +101,7 @@ def test_a_value_is_refused_with_its_option(asked: dict[str, Any], words: str) -
         ("outpu", "x", "HT-sbatch-option-set-elsewhere", {"option": "outpu"}),
         ("cluster", "b", "HT-sbatch-option-set-elsewhere", {"option": "cluster"}),
         ("Comment", "x", "HT-sbatch-option-not-valid", {"option": "Comment"}),
-        ("comment", "a\nb", "HT-sbatch-option-not-valid", {"option": "comment", "value": "a\nb"}),
+        ("comment", "a\nb", "HT-file-value", {"key": "sbatch.comment"}),
         ("gres", "gpu:1", "HT-sbatch-option-set-elsewhere", {"option": "gres"}),
     ],
 )
