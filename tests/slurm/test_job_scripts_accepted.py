@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.control.schedulers.slurm.sbatch import directive
+from hpctrain.control.schedulers.slurm.slurm_scheduler import directive
 from support.slurm.local_slurm import LocalSlurm
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "jobs").glob("*.sh"))

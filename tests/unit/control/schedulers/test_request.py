@@ -11,7 +11,7 @@ from hpctrain.common.run.plan import Start
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.schedulers.job_request import further_options, job_request
 from hpctrain.control.schedulers.profile import NodeProfile
-from hpctrain.control.schedulers.slurm.sbatch import directives
+from hpctrain.control.schedulers.slurm.slurm_scheduler import directives
 from support.refusals import refused
 from support.schedulers.job_scripts import GPUS, PLAIN
 
