@@ -7,11 +7,12 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from hpctrain.common.cluster.memory_group import group_memory
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import StartEvent
 from hpctrain.common.run.plan import Plan
@@ -21,7 +22,6 @@ from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
 from hpctrain.control.launchers.command import Command
 from hpctrain.control.launchers.launcher_choice import in_allocation
 from hpctrain.control.launchers.processes import end_processes
-from hpctrain.control.launchers.shortages import shortages
 from hpctrain.control.supervision.audience import LiveRun
 from hpctrain.control.supervision.failure import (
     LOG_LINES,
@@ -220,11 +220,8 @@ class RunningJob:
         records = read_records(self._directory).values()
         known = failure.hint or failure.stopped or failure.lost_hosts
         if not known and all(record.status != "failed" for record in records):
-            # Neither a rank nor the launcher has recorded a cause.
-            failure = self._with_shortages(failure, met=any(record.joined for record in records))
-        if not (records or failure.hint) and in_allocation() and self._plan.start.launcher == "auto":
-            hint = "--launcher srun-pmix lets Slurm start the ranks; `hpctrain doctor` looks further"
-            failure = replace(failure, hint=hint)
+            # Neither a rank nor the launcher has recorded a cause, and MPI reports a shortage as an internal error.
+            failure = self._with_remedies(failure, records)
         failure = with_recordings(failure, self._directory)
         if self._interrupts.received:
             return self._interrupted(failure)
@@ -235,19 +232,15 @@ class RunningJob:
             return replace(failure, code="HT-launcher-killed", message=message, stopped=False)
         return failure
 
-    def _with_shortages(self, failure: Failure, *, met: bool) -> Failure:
-        """The failure with what this host lacks, which comes first where no rank had met the others.
-
-        MPI itself reports a shortage as an internal error, or not at all.
-        """
-        lacking = list(shortages(run=self._directory.path))
-        if not lacking:
+    def _with_remedies(self, failure: Failure, records: Collection[RankRecord]) -> Failure:
+        """The failure with what can be tried where the ranks did not find each other."""
+        if self._plan.processes == 1 or any(record.joined for record in records):
             return failure
-        faults = "; ".join(shortage.fault for shortage in lacking)
-        remedies = "\n  ".join(shortage.remedy for shortage in lacking)
-        if self._plan.processes == 1 or met:
-            return replace(failure, hint=f"{faults}\n  {remedies}")
-        return replace(failure, code="HT-host-shortage", message=f"{faults}; {failure.message}", hint=remedies)
+        folder = shell_word(self._directory.path.parent)
+        remedies = [f"`hpctrain doctor --run-dir {folder}` looks for what is short: shared memory, disks, limits"]
+        if not records and in_allocation() and self._plan.start.launcher == "auto":
+            remedies.append("--launcher srun-pmix lets Slurm start the ranks")
+        return replace(failure, hint="\n  ".join(remedies))
 
     def _interrupted(self, failure: Failure) -> Failure:
         """The outcome of an interrupted run. The ranks' own account comes first: they may have hung after saving."""
