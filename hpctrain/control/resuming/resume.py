@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from hpctrain.common.recipes.mesh import parse_mesh
 from hpctrain.common.recipes.requirements import has_folder, require_ranks, shard_folder
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import RunDirectory, read_model, resume_command
-from hpctrain.common.run.events import EventsFile, EventWriter
+from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import ChangedEvent
 from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.request import TrainingRequest
@@ -105,18 +104,8 @@ def resumption(directory: RunDirectory, request: TrainingRequest) -> Resumption 
         warnings += (f"{plan.title} is not what it was in the last attempt: its SHA-256 was {script[0]}",)
     if attempt.iteration and not events:
         warnings += (f"{directory.events} is lost, and with it the record of the steps up to {attempt.iteration}",)
-    warnings += (_damage(directory),)
     differing = {**changed, **({"script.sha256": script} if script else {})}
     return Resumption(attempt=attempt, plan=plan, machine=machine, changed=differing, warnings=warnings)
-
-
-def _damage(directory: RunDirectory) -> str:
-    """What is wrong with a step or what a script logged, without which a run goes on; empty for nothing."""
-    try:
-        collections.deque(EventsFile(directory.events), maxlen=0)
-    except HpctrainError as error:
-        return f"{error.message}; the run goes on, but `hpctrain report` refuses it: restore that line, or remove it"
-    return ""
 
 
 def _overridden(plan: Plan, request: TrainingRequest) -> Recipe | Script | None:
