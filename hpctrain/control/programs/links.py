@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +21,17 @@ _PROGRAM = Path(hpctrain.__file__).parent / "worker" / "programs" / "links.py"
 
 
 def hosts_to_measure(options: HostOptions) -> tuple[PlacedHosts, tuple[str, ...]]:
-    """The hosts that the user names, else those of the Slurm allocation, as a run on them has them; and warnings.
+    """The hosts that the user names, else those of the job, as a run on them has them; and warnings.
 
     Raises:
-        HpctrainError: neither is there, it is only one host, or the hosts cannot be arranged.
+        HpctrainError: it is only one host, or the hosts cannot be arranged.
     """
-    named = {
-        "--hosts": options.hosts,
-        "--hostfile": options.hostfile,
-        "SLURM_JOB_NODELIST": os.environ.get("SLURM_JOB_NODELIST"),
-    }
-    where = next((name for name, value in named.items() if value), None)
-    if where is None:
-        raise HpctrainError(
-            "HT-hosts-not-named",
-            "no hosts to measure between: this is no Slurm allocation",
-            "name them with -H, start it inside an allocation (salloc, sbatch), or try it here with -np 2",
-        )
     hosts, warnings = arrange(options, this_machine().host, None)
     if len(hosts.slots) < 2:
         raise HpctrainError(
             "HT-hosts-too-few",
-            "{source}: there is no link to measure on one host",
-            "name at least two, or use -np 2",
-            source=where,
+            "there is no link to measure on one host",
+            "name at least two with -H, start it inside an allocation (salloc, sbatch), or try it here with -np 2",
         )
     return hosts, warnings
 
