@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hpctrain.common.cluster.gpus import smallest_memory, usable_gpus
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.directory import RunDirectory, resume_command
 from hpctrain.common.run.plan import Plan
@@ -38,14 +37,6 @@ class Terminal:
         answer(command_for(run.plan, directory, run.machine, run.launcher).shell())
         if lines := mesh_lines(run.plan):
             self.notice("\n  ".join(lines))
-
-    def begun(self, plan: Plan, directory: RunDirectory) -> None:
-        """Warn where the memory of GPUs that ranks share does not suffice."""
-        if plan.start.share_gpus and (memory := smallest_memory()):
-            from hpctrain.control.predict.micro_batch import shared_memory_warning
-
-            if text := shared_memory_warning(plan, memory, usable_gpus()):
-                self.notice(f"warning: {text}")
 
     @contextlib.contextmanager
     def follow(self, plan: Plan, directory: RunDirectory, interrupts: Interrupts) -> Iterator[Audience]:
