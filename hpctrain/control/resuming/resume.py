@@ -11,7 +11,7 @@ from hpctrain.common.checkpoints.layout import checkpoint_path
 from hpctrain.common.checkpoints.manifest import CheckpointManifest, read_manifest
 from hpctrain.common.cluster.host_list import fold_hosts
 from hpctrain.common.cluster.machine import Machine, same_host, this_machine
-from hpctrain.common.errors import HpctrainError, joined
+from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.difference import differences, flat, settings
 from hpctrain.common.recipes.gpt import GptSettings
 from hpctrain.common.recipes.load import mesh_overrides, override_recipe, require_no_overrides
@@ -172,6 +172,7 @@ def changed_work(
 
 
 def _table(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    """The old and the new value of each setting, a line each."""
     rows = [("", "the run has", "asked for"), *((key, str(old), str(new)) for key, (old, new) in changed.items())]
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
     return [f"  {key:{first}}  {old:{second}}  {new}" for key, old, new in rows]
@@ -204,18 +205,14 @@ def require_fit(directory: RunDirectory, iteration: int, plan: Plan, asked: Mapp
     if not asked.keys() & unfit.keys():
         texts = (f"{key}={old if isinstance(old, str) else json.dumps(old)}" for key, (old, _) in unfit.items())
         hint = resume_command(directory, "--accept-changes", *(word for text in texts for word in ("--set", text)))
-    faults = [
-        HpctrainError(
-            "HT-checkpoint-of-other-value",
-            "{path} is of {key}={old}, and a run with {key}={new} cannot resume from it",
-            path=path,
-            key=key,
-            old=old,
-            new=new,
-        )
-        for key, (old, new) in unfit.items()
-    ]
-    raise joined(faults, hint)
+    raise HpctrainError(
+        "HT-checkpoint-of-other-value",
+        "a run cannot resume from {path} with other values than it has:\n{table}",
+        hint,
+        path=path,
+        table="\n".join(_table(unfit)),
+        differences=unfit,
+    )
 
 
 def _fixed_keys(

@@ -184,7 +184,7 @@ def test_a_checkpoint_is_of_one_model_optimizer_and_data(
     before = Path("run/plan.json").read_text()
     assert main([*resume, "--set", change]) == 2
     error = capfd.readouterr().err
-    assert f"{path} is of " in error and said in error and "another --run-dir" in error
+    assert str(path) in error and set(said.split("=")) <= {*error.split()} and "another --run-dir" in error
     assert Path("run/plan.json").read_text() == before
     for fits in ("optimizer.learning_rate=0.1", "precision=bf16", "epochs=6"):
         assert main([*resume, "--set", fits, "--dry-run"]) == 0
@@ -219,7 +219,7 @@ def test_a_text_may_be_elsewhere_but_not_another_nor_of_another_model(
     }.items():
         assert main([*resume, new]) == 2
         said = capfd.readouterr().err
-        assert codes(said) == ["HT-checkpoint-of-other-value"] and old in said and new in said
+        assert codes(said) == ["HT-checkpoint-of-other-value"] and {*old.split("="), *new.split("=")} <= {*said.split()}
 
 
 @needs.pytorch
