@@ -138,9 +138,7 @@ def _kind(node: Settings, partition: Settings) -> NodeKind | None:
     if not cpus or not cores:
         return None
     # Without the cores that the site keeps from jobs; CPUEfctv is new in 22.05.
-    reserved = (_number(node, "CoreSpecCount") or 0) * (_number(node, "ThreadsPerCore") or 1)
-    of_node, of_socket = (_number(partition, key) or cpus for key in ("MaxCPUsPerNode", "MaxCPUsPerSocket"))
-    available = min(_number(node, "CPUEfctv") or cpus - reserved, of_node, of_socket * sockets, cpus)
+    available = min(_number(node, "CPUEfctv") or cpus, _number(partition, "MaxCPUsPerNode") or cpus, cpus)
     # Slurm's CPUs are cores or hardware threads, as the site configures it.
     threads = max(1, cpus // cores)
     available_cores = max(1, min(available // threads, cores))

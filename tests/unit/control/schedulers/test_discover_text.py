@@ -110,8 +110,6 @@ def test_cores_are_physical(cpus: int, sockets: int, each: int, cores: int, thre
     [
         ({"CPUEfctv": "120"}, "UNLIMITED", 60),
         ({"CPUEfctv": ""}, "UNLIMITED", 64),
-        # Slurm before 22.05.
-        ({"CPUEfctv": "", "CoreSpecCount": "4"}, "UNLIMITED", 60),
         ({}, "56", 28),
         ({}, "1", 1),
     ],
@@ -120,10 +118,6 @@ def test_cpus_that_a_job_cannot_have(changed: dict[str, str], limit: str, cores:
     discovered = found(node(**changed), partition("gpu", MaxCPUsPerNode=limit))
     assert discovered.profile.node.cores == cores
     assert any(f", {cores} cores" in line for line in discovered.findings)
-
-
-def test_cpus_of_a_socket_that_a_job_cannot_have() -> None:
-    assert found(node(), partition("gpu", MaxCPUsPerSocket="28")).profile.node.cores == 28
 
 
 @pytest.mark.parametrize(
