@@ -114,7 +114,7 @@ def run_on_hosts(
         ranks = 2
     arranged, warnings = arrange(hosts, machine.host, ranks, os.environ if named else {})
     for warning in warnings:
-        _notice(f"warning: {warning}")
+        tell(f"hpctrain: warning: {warning}")
     if further:
         first, *others = arranged.slots
         arranged = replace(arranged, slots=(Slots(host=first.host, slots=first.slots + further), *others))
@@ -146,7 +146,9 @@ def run_program(plan: Plan, folder: Path, machine: Machine, launcher: Launcher |
     """
     say = partial(print, end="", flush=True, file=sys.stderr)
     ready = ReadyRun(plan=plan, machine=machine, launcher=launcher)
-    failure = run_plan(ready, RunDirectory(folder / "run"), Audience(output=say, notice=_notice))
+    failure = run_plan(
+        ready, RunDirectory(folder / "run"), Audience(output=say, notice=lambda text: tell(f"hpctrain: {text}"))
+    )
     if failure:
         # The output of rank 0 was already shown, and its log is removed with the folder. The log of another one repeats
         # an error of hpctrain.
@@ -155,7 +157,3 @@ def run_program(plan: Plan, folder: Path, machine: Machine, launcher: Launcher |
         raise HpctrainError(failure.code, "{failure}", exit_code=1, failure=shown, rank=failure.rank, host=failure.host)
     measured: dict[str, Any] = json.loads(out.read_text())
     return measured
-
-
-def _notice(text: str) -> None:
-    tell(f"hpctrain: {text}")

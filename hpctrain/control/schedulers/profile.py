@@ -76,17 +76,13 @@ VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 VariableValue = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 
 
-# https://kubernetes.io/docs/concepts/overview/working-with-objects/names/ and .../labels/
-ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
-LabelKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_./-]{0,315}[A-Za-z0-9])?$")]
-LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$")]
 MountPath = Annotated[str, Field(pattern=r"^/[^:]+$")]
 
 
 class ClaimMount(Section):
     """A volume that every pod of a run mounts."""
 
-    claim: ObjectName = Field(description="name of the PersistentVolumeClaim")
+    claim: str = Field(description="name of the PersistentVolumeClaim")
     path: MountPath = Field(description="where the pods see it")
     read_only: bool = False
 
@@ -94,7 +90,7 @@ class ClaimMount(Section):
 class RdmaDevices(Section):
     """The network adapters of a pod, as a device plugin offers them."""
 
-    resource: LabelKey = Field(description="as the plugin names it, such as rdma/hca or nvidia.com/rdma_shared")
+    resource: str = Field(description="as the plugin names it, such as rdma/hca or nvidia.com/rdma_shared")
     count: Annotated[int, Field(ge=1)] = 1
 
 
@@ -105,18 +101,16 @@ class KubernetesProfile(Section):
         volumes: the run directories are in the first that is not read-only. All pods write to it.
     """
 
-    namespace: ObjectName = "default"
+    namespace: str = "default"
     image: Annotated[str, Field(pattern=r"^\S+$")] | None = Field(None, description="None: --container names it")
     volumes: Annotated[tuple[ClaimMount, ...], Field(min_length=1)]
-    gpu_resource: LabelKey = "nvidia.com/gpu"
+    gpu_resource: str = "nvidia.com/gpu"
     rdma: RdmaDevices | None = None
     shared_memory: Annotated[str, Field(pattern=r"^[1-9][0-9]*[KMGT]i$")] | None = Field(
         None, description="most that /dev/shm may hold; None for as much as the pod's memory"
     )
-    secrets: tuple[ObjectName, ...] = Field((), description="Secrets whose keys are variables of every pod")
-    labels: dict[LabelKey, LabelValue] = Field(
-        default_factory=dict, description="of the job, such as kueue.x-k8s.io/queue-name"
-    )
+    secrets: tuple[str, ...] = Field((), description="Secrets whose keys are variables of every pod")
+    labels: dict[str, str] = Field(default_factory=dict, description="of the job, such as kueue.x-k8s.io/queue-name")
     pod: dict[str, Any] = Field(
         default_factory=dict, description="further fields of every pod's spec, as Kubernetes names them"
     )

@@ -86,15 +86,6 @@ class Submitted:
 class Scheduler(ABC):
     """Where jobs run."""
 
-    def cluster(self, profile: ClusterProfile | None, partition: str | None) -> Cluster:
-        """What is known of the cluster of a profile; without one, of the cluster at hand.
-
-        Raises:
-            HpctrainError: it cannot be found out.
-        """
-        assert profile is not None, "only the default scheduler is asked for the cluster at hand"
-        return Cluster(profile=profile)
-
     @abstractmethod
     def describe(self, order: Order, say: Say) -> str:
         """The text of what :meth:`submit` would submit, which other programs read. Writes nothing.
@@ -159,8 +150,12 @@ def find_cluster(name: str, partition: str | None) -> Cluster:
     Raises:
         HpctrainError: there is no such profile, or nothing to discover.
     """
-    profile = None if name == "auto" else load_profile(name)
-    return scheduler(profile.scheduled_by if profile else DEFAULT).cluster(profile, partition)
+    if name != "auto":
+        return Cluster(profile=load_profile(name))
+    # Imported here because only this asks Slurm.
+    from hpctrain.control.schedulers.slurm.discover import discover
+
+    return discover(partition)
 
 
 def schedulers() -> list[Scheduler]:
