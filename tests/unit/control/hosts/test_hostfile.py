@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hpctrain.common.cluster.host_list import expand_slots
 from hpctrain.common.cluster.launch_files import hydra_hostfile, open_mpi_hostfile, slurm_hostfile
 from hpctrain.common.cluster.node_map import Slot
-from hpctrain.control.hosts.hostfile import parse_hostfile
+from hpctrain.control.hosts.arrange import parse_hostfile
 from support.refusals import refused
 
 NAMES = st.from_regex(r"[a-c]{1,2}[0-9]{1,3}(-ib[0-9])?(\.x)?", fullmatch=True)
