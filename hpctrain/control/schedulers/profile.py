@@ -29,6 +29,14 @@ _SET_BY_HPCTRAIN = frozenset(
         *("signal", "test-only", "time", "wait", "wrap"),
     )
 )
+# Keys that have no meaning without Slurm.
+_OF_SLURM = frozenset(
+    (
+        *("partition", "account", "qos", "constraint", "sbatch", "launcher", "fabric", "modules", "setup"),
+        *("container", "requeue"),
+    )
+)
+
 # Fields of a pod's spec that hpctrain sets itself.
 _SET_ELSEWHERE = frozenset(("containers", "volumes", "restartPolicy", "subdomain", "terminationGracePeriodSeconds"))
 
@@ -207,6 +215,12 @@ class ClusterProfile(JobTerms):
 
     @model_validator(mode="after")
     def _consistent(self) -> ClusterProfile:
+        if self.kubernetes and (slurms := sorted(_OF_SLURM & self.model_fields_set)):
+            raise InvalidValueError(
+                "HT-profile-not-valid",
+                "{keys}: for Slurm, and this is a profile for Kubernetes",
+                keys=", ".join(slurms),
+            )
         for name in filter(is_secret, self.environment):
             raise InvalidValueError(
                 "HT-secret-exposed",
