@@ -59,6 +59,18 @@ def run(
     USR2 stop it with a checkpoint; a second TERM or INT ends it at once. A second one of the others does not, because
     Slurm may deliver them twice.
     """
+    if accept_changes and not resume:
+        raise HpctrainError(
+            "HT-option-needs-another",
+            "--accept-changes is for a run that is resumed",
+            "--resume --run-dir DIR names it",
+        )
+    if submitted and (work or not resume):
+        raise HpctrainError(
+            "HT-options-exclude-each-other",
+            "--plan says what --resume starts",
+            "give --resume --run-dir DIR, and no recipe or script",
+        )
     request = TrainingRequest(
         host_options=HostOptions(**hosts.given()),
         start=Start(**start.changes(), **given(oversubscribe=oversubscribe or None)),

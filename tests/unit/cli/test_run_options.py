@@ -42,6 +42,7 @@ def plan() -> Plan:
         (["--launcher-arguments", "--mca 'x"], "HT-option-bad-value"),
         (["--mount", "/data"], "HT-option-needs-another"),
         (["--resume"], "HT-argument-missing"),
+        (["--accept-changes", "--run-dir", "run"], "HT-option-needs-another"),
     ],
 )
 def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
