@@ -64,9 +64,7 @@ RecipeOrScript = Annotated[
 ]
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name or file.")]
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="Arguments of the script.")]
-Oversubscribe = Annotated[
-    bool, typer.Option("--oversubscribe", help="Let ranks, and what a script starts by MPI, share cores.")
-]
+Oversubscribe = Annotated[bool, typer.Option("--oversubscribe", help="Allow more ranks than this machine has cores.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Target = Annotated[
     str,

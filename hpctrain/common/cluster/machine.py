@@ -39,6 +39,7 @@ class Machine:
 
     Attributes:
         cores: physical cores that this process may use.
+        processors: hardware threads that it may use, of which a core can have several; 0 where they were not counted.
         frameworks: those that can be imported.
         versions: by name, those of Python and of the packages that decide a run's numbers.
         gpus: how many this process may use.
@@ -50,6 +51,7 @@ class Machine:
     cores: int
     frameworks: frozenset[Framework]
     versions: dict[str, str]
+    processors: int = 0
     gpus: int = 0
     gpu_memory: Callable[[], int | None] = lambda: None
     available_bytes: int | None = None
@@ -74,6 +76,7 @@ def this_machine() -> Machine:
         cores=usable_cores(),
         frameworks=installed_frameworks(),
         versions=versions(),
+        processors=usable_processors(),
         gpus=usable_gpus(),
         gpu_memory=smallest_memory,
         available_bytes=available_bytes(),

@@ -78,6 +78,24 @@ def oversubscription(plan: Plan, machine: Machine) -> str | None:
     )
 
 
+def require_processors(plan: Plan, machine: Machine) -> None:
+    """Refuse more ranks on this one machine than it has processors."""
+    processors = max(machine.cores, machine.processors)
+    if len(plan.hosts) > 1 or plan.ranks <= processors:
+        return
+    cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
+    threads = "" if processors == machine.cores else f" ({processors} hardware threads)"
+    raise HpctrainError(
+        "HT-ranks-too-many",
+        "-np {ranks}: {host} has {cores}{threads} for {ranks} ranks",
+        f"-np {machine.cores} is the fastest here; --oversubscribe lets ranks share cores, --hosts names more hosts",
+        ranks=plan.ranks,
+        host=plan.hosts[0].host,
+        cores=cores,
+        threads=threads,
+    )
+
+
 def sized(plan: Plan, machine: Machine) -> Plan:
     """A placed plan with a number in place of ``batch.micro_batch: auto``; one that has a number stays as it is.
 

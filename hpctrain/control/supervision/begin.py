@@ -18,8 +18,8 @@ from hpctrain.common.run.directory import RunDirectory, default_directory, new_d
 from hpctrain.common.run.plan import HostOptions, Plan, Start, Stop
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.run.stopping import RESUMABLE
-from hpctrain.control.hosts.arrange import arrange
-from hpctrain.control.planning.planner import make_plan, oversubscription
+from hpctrain.control.hosts.arrange import are_given, arrange
+from hpctrain.control.planning.planner import make_plan, oversubscription, require_processors
 from hpctrain.control.resuming.attempts import hold_run, job_id
 from hpctrain.control.supervision.audience import LiveRun, Output, ReadyRun
 from hpctrain.control.supervision.hosts_ready import ready_hosts
@@ -128,6 +128,7 @@ def new_plan(request: TrainingRequest, machine: Machine, notice: Callable[[str],
         machine = replace(machine, frameworks=frameworks)
         warnings += missing
     plan = make_plan(request, machine, arranged)
+    _require_processors(plan, machine)
     require_weights(plan, machine)
     _warn(plan, machine, warnings, notice)
     return plan, machine
@@ -155,6 +156,9 @@ def _go_on(request: TrainingRequest, directory: RunDirectory, interrupts: Interr
         if further is None:
             return _is_done(directory, output)
         plan, machine = further.plan, further.machine
+        # A number of ranks that the run already had was checked when it began.
+        if request.ranks is not None:
+            _require_processors(plan, machine)
         _warn(plan, machine, further.warnings, output.notice)
         launcher = available_launcher(plan, machine)
         run = ReadyRun(plan=plan, machine=machine, launcher=launcher, attempt=further.attempt)
@@ -213,6 +217,11 @@ def _require_no_checkpoints(directory: RunDirectory) -> None:
             "restore that file, or choose another place with --run-dir",
             path=directory.path,
         )
+
+
+def _require_processors(plan: Plan, machine: Machine) -> None:
+    if not plan.start.oversubscribe and not are_given(plan.host_options):
+        require_processors(plan, machine)
 
 
 def _warn(plan: Plan, machine: Machine, warnings: Iterable[str], notice: Callable[[str], None]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpctrain.cli.main import main
+from hpctrain.common.cluster import machine
 from hpctrain.common.errors import nearest
 from hpctrain.common.run.directory import RUNS
 from hpctrain.control.horovod import check
@@ -75,6 +77,24 @@ def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[s
     assert said in captured.err or said in " ".join(captured.err.replace("│", " ").split())
     assert "Traceback" not in captured.err
     assert captured.out == "" or "--json" in arguments
+
+
+@needs.pytorch
+def test_more_ranks_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    few = replace(machine.this_machine(), host="n1", cores=2, processors=4)
+    monkeypatch.setattr("hpctrain.control.supervision.begin.this_machine", lambda: few)
+    assert main(["run", "digits", "-np", "5", "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert codes(said) == ["HT-ranks-too-many"] and "n1" in said and "(4 hardware" in said
+    assert "-np 2" in said and "--oversubscribe" in said
+    # As many as hardware threads are slow, and no more than a warning; whoever counts slots has counted.
+    Path("hosts").write_text("n1 slots=5\n")
+    for allowed in (["-np", "4"], ["-np", "5", "--oversubscribe"], ["--hosts", "n1:5"], ["--hostfile", "hosts"]):
+        assert main(["run", "digits", *allowed, "--dry-run"]) == 0
+    assert main(["plan", "digits", "-np", "5"]) == 0
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
+    assert main(["run", "digits", "-np", "5", "--dry-run"]) == 0
 
 
 @needs.pytorch
