@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -71,7 +71,6 @@ def _time_limit(text: str) -> str:
     return text
 
 
-SchedulerName = Literal["slurm", "kubernetes", "pbs", "grid_engine"]
 Line = Annotated[str, Field(pattern=f"^{_LINE}+$")]
 _OptionValue = Annotated[str, Field(pattern=f"^{_LINE}*$")]
 # The value of a Slurm option that names something.
@@ -188,8 +187,10 @@ class ClusterProfile(JobTerms):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
     source: Line
-    scheduler: Literal["pbs", "grid_engine"] | None = Field(
-        None, description="None for Slurm, or Kubernetes where that section is there"
+    scheduler: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = Field(
+        None,
+        description="pbs, grid_engine, or one that an installed package adds; None for Slurm, or Kubernetes where that "
+        "section is there",
     )
     node: NodeProfile = NodeProfile.defaults()
     qsub: tuple[Line, ...] = Field(
@@ -209,7 +210,7 @@ class ClusterProfile(JobTerms):
     kubernetes: KubernetesProfile | None = Field(None, description="None for Slurm")
 
     @property
-    def scheduled_by(self) -> SchedulerName:
+    def scheduled_by(self) -> str:
         """The name of its scheduler."""
         return self.scheduler or ("kubernetes" if self.kubernetes else "slurm")
 
@@ -221,6 +222,8 @@ class ClusterProfile(JobTerms):
                 "{keys}: for Slurm, and this is a profile for Kubernetes",
                 keys=", ".join(slurms),
             )
+        if self.scheduler == "kubernetes" and not self.kubernetes:
+            raise InvalidValueError("HT-profile-not-valid", "scheduler: kubernetes needs the section of that name")
         for name in filter(is_secret, self.environment):
             raise InvalidValueError(
                 "HT-secret-exposed",

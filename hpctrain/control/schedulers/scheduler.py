@@ -1,34 +1,41 @@
-"""What hpctrain asks of a scheduler. Slurm, Kubernetes, and those of qsub have a folder each beside this file."""
+"""What hpctrain asks of a scheduler. Slurm, Kubernetes, and those of qsub have a folder each beside this file.
+
+A package of its own adds one by an entry point of the group ``hpctrain.schedulers``: a class derived from
+:class:`Scheduler`, by the name that ``scheduler`` in a cluster profile says.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpctrain.common.cluster.machine import installed_frameworks
+from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.recipes.families import Framework
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.request import TrainingRequest, unplaced_plan
 from hpctrain.control.schedulers.jobs import JobState
-from hpctrain.control.schedulers.profile import ClusterProfile, SchedulerName, load_profile
+from hpctrain.control.schedulers.profile import ClusterProfile, load_profile
 
 if TYPE_CHECKING:
     from hpctrain.control.schedulers.job_request import JobRequest
 
-_CLASSES: Mapping[SchedulerName, str] = {
+_GROUP = "hpctrain.schedulers"
+_BUILT_IN = {
     "slurm": "hpctrain.control.schedulers.slurm.slurm_scheduler:Slurm",
     "kubernetes": "hpctrain.control.schedulers.kubernetes.kubernetes_scheduler:Kubernetes",
     "pbs": "hpctrain.control.schedulers.qsub.pbs:Pbs",
     "grid_engine": "hpctrain.control.schedulers.qsub.grid_engine:GridEngine",
 }
 # Of the cluster at hand, and of jobs in which a run was started by hand.
-DEFAULT: SchedulerName = "slurm"
+DEFAULT = "slurm"
 
 Say = Callable[[str], None]
 
@@ -136,12 +143,34 @@ class Scheduler(ABC):
         return None
 
 
+def _entries() -> dict[str, EntryPoint]:
+    """Every scheduler by name, the default one first."""
+    built_in = [EntryPoint(name, place, _GROUP) for name, place in _BUILT_IN.items()]
+    return {entry.name: entry for entry in (*built_in, *entry_points(group=_GROUP))}
+
+
 @cache
-def scheduler(name: SchedulerName) -> Scheduler:
-    """The scheduler of this name."""
-    module, _, attribute = _CLASSES[name].partition(":")
-    made: Scheduler = getattr(import_module(module), attribute)()
-    return made
+def scheduler(name: str) -> Scheduler:
+    """The scheduler of this name.
+
+    Raises:
+        HpctrainError: there is none, or the package that adds it cannot be loaded.
+    """
+    known = _entries()
+    if name not in known:
+        raise HpctrainError("HT-choice-unknown", "there is no scheduler {name!r}", nearest(name, [*known]), name=name)
+    try:
+        loaded: Scheduler = known[name].load()()
+    except Exception as error:  # whatever another package's module raises
+        raise HpctrainError(
+            "HT-scheduler-unusable",
+            "the scheduler {name!r} of {module} cannot be loaded: {reason}",
+            "mend or uninstall its package",
+            name=name,
+            module=known[name].value,
+            reason=error,
+        ) from error
+    return loaded
 
 
 def find_cluster(name: str, partition: str | None) -> Cluster:
@@ -159,5 +188,9 @@ def find_cluster(name: str, partition: str | None) -> Cluster:
 
 
 def schedulers() -> list[Scheduler]:
-    """All of them, the default one first."""
-    return [scheduler(name) for name in _CLASSES]
+    """All that can be loaded, the default one first."""
+    usable = []
+    for name in _entries():
+        with contextlib.suppress(HpctrainError):
+            usable.append(scheduler(name))
+    return usable

@@ -24,7 +24,6 @@ from hpctrain.common.run.directory import (
 )
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.schedulers.code_copy import Code, with_code, write_code
-from hpctrain.control.schedulers.profile import SchedulerName
 from hpctrain.control.schedulers.scheduler import DEFAULT, Order, Scheduler, scheduler
 
 
@@ -32,7 +31,7 @@ class Submission(BaseModel):
     """The content of ``RUN_DIR/submission.json``. Whatever version wrote it, its jobs are found."""
 
     cluster: str = Field(description="name of the profile")
-    scheduler: SchedulerName = DEFAULT
+    scheduler: str = DEFAULT
     jobs: tuple[Annotated[str, Field(pattern=r"^\d{1,10}$")], ...] = Field(
         description="numbers of the jobs that were submitted together, first to last"
     )
@@ -90,7 +89,7 @@ def made_run(order: Order, plan: Plan, files: Mapping[str, str]) -> Iterator[Run
         raise
 
 
-def record(directory: RunDirectory, order: Order, jobs: Sequence[str], resume: str) -> None:
+def record(directory: RunDirectory, order: Order, jobs: Sequence[str], resume: str | None = None) -> None:
     """Write down how a run was submitted, by which its jobs are found."""
     profile = order.cluster.profile
     submission = Submission(cluster=profile.name, scheduler=profile.scheduled_by, jobs=tuple(jobs), resume=resume)

@@ -328,6 +328,9 @@ def test_misuse() -> None:
         KubernetesProfile(volumes=(ClaimMount(claim="a", path="/a", read_only=True),))
     with invalid("HT-profile-not-valid"):
         KubernetesProfile(volumes=(VOLUME,), pod={"containers": []})
+    for wrong in ({"kubernetes": PLAIN.kubernetes, "modules": ("a",)}, {"scheduler": "kubernetes"}):
+        with invalid("HT-profile-not-valid"):
+            ClusterProfile(name="x", source="x", **wrong)
 
 
 def prepare_without_image() -> None:
