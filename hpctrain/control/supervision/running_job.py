@@ -233,8 +233,10 @@ class RunningJob:
         return failure
 
     def _with_remedies(self, failure: Failure, records: Collection[RankRecord]) -> Failure:
-        """The failure with what can be tried where the ranks did not find each other."""
-        if self._plan.processes == 1 or any(record.joined for record in records):
+        """The failure with what can be tried where the ranks ended before they found each other."""
+        # A write to a full /dev/shm ends a process by SIGBUS.
+        unexplained = failure.code in ("HT-rank-silent", "HT-host-no-daemon") or "(SIGBUS)" in failure.message
+        if not unexplained or self._plan.processes == 1 or any(record.joined for record in records):
             return failure
         folder = shell_word(self._directory.path.parent)
         remedies = [f"`hpctrain doctor --run-dir {folder}` looks for what is short: shared memory, disks, limits"]
