@@ -93,6 +93,14 @@ class Submitted:
 class Scheduler(ABC):
     """Where jobs run."""
 
+    def discover(self, partition: str | None) -> Cluster:
+        """The cluster at hand, for which the default scheduler alone is asked.
+
+        Raises:
+            HpctrainError: it cannot be found out.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def describe(self, order: Order, say: Say) -> str:
         """The text of what :meth:`submit` would submit, which other programs read. Writes nothing.
@@ -181,10 +189,7 @@ def find_cluster(name: str, partition: str | None) -> Cluster:
     """
     if name != "auto":
         return Cluster(profile=load_profile(name))
-    # Imported here because only this asks Slurm.
-    from hpctrain.control.schedulers.slurm.discover import discover
-
-    return discover(partition)
+    return scheduler(DEFAULT).discover(partition)
 
 
 def schedulers() -> list[Scheduler]:
