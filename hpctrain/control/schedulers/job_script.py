@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shlex
+import subprocess
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -108,7 +109,7 @@ class ScriptScheduler(Scheduler):
             )
 
 
-def _number(done: Any) -> str:
+def _number(done: subprocess.CompletedProcess[str]) -> str:
     """The number of a job, which the program that submitted it has printed."""
     # Slurm may print the cluster's name behind it, and PBS the server's.
     number = re.match(r"\d+", done.stdout.strip())
