@@ -44,7 +44,7 @@ _LONGEST = (
     *("test_campaign.py", "test_parallel.py", "test_verify.py", "test_whole_batches.py", "test_comers.py"),
     *("test_keras_patterns.py", "test_keras_behaviour.py", "test_gpt_on_meshes.py", "test_notebooks.py"),
     *("test_stalls.py", "test_as_under_torchrun.py", "test_own_data.py", "test_frameworks.py", "test_imagenet.py"),
-    *("test_pod_ranks.py", "test_process_group.py", "test_hpctrain_run.py", "test_forgotten.py", "test_resume.py"),
+    *("test_process_group.py", "test_hpctrain_run.py", "test_forgotten.py", "test_resume.py"),
     "test_keras_strategies.py",
 )
 # All modules beside the unit tests have begun when so much of these is done.

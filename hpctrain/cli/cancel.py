@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from hpctrain.cli.options import Target
 from hpctrain.report.output import answer
 
@@ -13,21 +9,10 @@ from hpctrain.report.output import answer
 _GRACE_SECONDS = 30.0
 
 
-def cancel(
-    target: Target = "last",
-    save_seconds: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            metavar="SECONDS",
-            help="How long ranks in a job or on other hosts may take to save their state; by default the run's "
-            "--stop-seconds. 0 cancels a job at once.",
-        ),
-    ] = None,
-) -> None:
+def cancel(target: Target = "last") -> None:
     """End a run and all of its jobs, including waiting ones. Does nothing if nothing runs.
 
-    Ranks that can be stopped save their state first.
+    Ranks that can be stopped save their state first, for as long as the run's --stop-seconds allow.
     """
     from hpctrain.common.run.directory import read_model
     from hpctrain.common.run.plan import Plan
@@ -38,13 +23,13 @@ def cancel(
 
     directory = find_run(target)
     cancelled = False
-    for line in cancel_jobs(directory, save_seconds=save_seconds):
+    for line in cancel_jobs(directory):
         answer(line)
         cancelled = True
     if not cancelled and not directory.summary.exists():
         seconds = read_model(directory.plan, Plan).stop.seconds + _GRACE_SECONDS
         start = Record(directory).start
-        for line in stop_launcher(directory, start, seconds, save_seconds=save_seconds):
+        for line in stop_launcher(directory, start, seconds):
             answer(line)
             cancelled = True
     status, _ = read_status(directory)

@@ -45,7 +45,7 @@ def run(
         typer.Option("--plan", metavar="FILE", help="What --resume starts if there is no run: a job's plan.json."),
     ] = None,
     accept_changes: Annotated[
-        bool, typer.Option("--accept-changes", help="Let --resume continue with a changed recipe, script or plan.json.")
+        bool, typer.Option("--accept-changes", help="Let --resume continue with a changed recipe or script.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the command that would start the ranks; run nothing.")
@@ -55,9 +55,9 @@ def run(
 ) -> None:
     """Train a recipe, or run a script, on ranks of this machine, of --hosts, or of the Slurm allocation.
 
-    All hosts share its files. --resume continues an interrupted run as it was started. TERM, INT, USR1, USR2 and
-    --stop-signal stop it with a checkpoint; a second TERM or INT ends it at once. A second one of the others does not,
-    because Slurm may deliver them twice.
+    All hosts share its files. --resume continues an interrupted run as it was started. TERM, INT, USR1 and
+    USR2 stop it with a checkpoint; a second TERM or INT ends it at once. A second one of the others does not, because
+    Slurm may deliver them twice.
     """
     if accept_changes and not resume:
         raise HpctrainError(

@@ -8,11 +8,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hpctrain.common.cluster.gpus import smallest_memory, usable_gpus
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.directory import RunDirectory, resume_command
 from hpctrain.common.run.plan import Plan
-from hpctrain.control.launchers.launcher_choice import command_for, needs_proof
+from hpctrain.control.launchers.launcher_choice import command_for
 from hpctrain.control.planning.mesh_plan import mesh_lines
 from hpctrain.control.supervision.audience import Audience, ReadyRun
 from hpctrain.report.output import answer, say, tell
@@ -35,20 +34,9 @@ class Terminal:
 
     def would_start(self, run: ReadyRun, directory: RunDirectory) -> None:
         """Print the command that would start the ranks."""
-        launcher = run.launcher
-        answer(command_for(run.plan, directory, run.machine, launcher).shell())
+        answer(command_for(run.plan, directory, run.machine, run.launcher).shell())
         if lines := mesh_lines(run.plan):
             self.notice("\n  ".join(lines))
-        if launcher and needs_proof(run.plan):
-            self.notice(f"{launcher.name} is the first choice and was not tried; a run uses the first one that works")
-
-    def begun(self, plan: Plan, directory: RunDirectory) -> None:
-        """Warn where the memory of GPUs that ranks share does not suffice."""
-        if plan.start.share_gpus and (memory := smallest_memory()):
-            from hpctrain.control.predict.micro_batch import shared_memory_warning
-
-            if text := shared_memory_warning(plan, memory, usable_gpus()):
-                self.notice(f"warning: {text}")
 
     @contextlib.contextmanager
     def follow(self, plan: Plan, directory: RunDirectory, interrupts: Interrupts) -> Iterator[Audience]:

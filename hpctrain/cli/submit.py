@@ -36,25 +36,12 @@ from hpctrain.report.output import answer, tell
 _INTERRUPTED = 130
 
 
-def _print_clusters(wanted: bool) -> None:
-    if wanted:
-        from hpctrain.control.schedulers.profile import load_profile, profile_names
-
-        for profile in map(load_profile, profile_names()):
-            tried = "" if profile.tried else " (hpctrain was not run there)"
-            answer(f"{profile.name}: {profile.remark}{tried}\n  {profile.source}")
-        raise typer.Exit
-
-
 Cluster = Annotated[
     str,
     typer.Option(
         metavar="NAME|FILE|auto",
-        help="A cluster profile; auto discovers the cluster at hand.",
+        help="A cluster profile, of those in slurm/README.md; auto discovers the cluster at hand.",
     ),
-]
-ListClusters = Annotated[
-    bool, typer.Option("--list-clusters", callback=_print_clusters, is_eager=True, help="Print the shipped profiles.")
 ]
 
 
@@ -137,7 +124,6 @@ def submit(
     hosts: JobHosts,
     restarts: Restarts = None,
     script: ScriptOptions,
-    list_clusters: ListClusters = False,
     run_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the run's files go; by default hpctrain-runs/NAME-TIME.")
     ] = None,

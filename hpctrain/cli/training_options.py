@@ -7,7 +7,6 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import typer
@@ -15,13 +14,12 @@ import typer
 from hpctrain.cli.options import given
 from hpctrain.common.cluster.backends import BACKENDS
 from hpctrain.common.cluster.launcher import LAUNCHER
-from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import mesh_overrides
 from hpctrain.common.recipes.mesh import AXES
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.tracking import TRACKERS, Tracker, parse_trackers
-from hpctrain.common.run.plan import THREADS, Container, Runtime, Script
-from hpctrain.common.run.stopping import STOP_SIGNALS
+from hpctrain.common.run.plan import Container, Runtime, Script
 from hpctrain.common.secrets import has_credentials, is_secret
 
 Work = TypeVar("Work", Recipe, Script, Recipe | Script)
@@ -36,8 +34,6 @@ Restarts = Annotated[
     ),
 ]
 
-# Matches NAME= for a variable, but not for an option, whose name follows dashes.
-_SETTING = re.compile(r"(?:^|[\s=,;:])([A-Za-z_][A-Za-z0-9_]*)=", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -133,14 +129,6 @@ class JobStart:
             help="Set a variable for every rank, by default to its value here; repeatable.",
         ),
     ] = None
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Threads of each rank: OMP_NUM_THREADS and its like; by default the user's own, or all cores.",
-        ),
-    ] = None
     share_gpus: Annotated[
         bool | None,
         typer.Option(
@@ -163,8 +151,7 @@ class JobStart:
                 "choose auto, mpirun, torchrun, or srun- and a plugin that `srun --mpi=list` names, such as srun-pmix",
                 launcher=self.launcher,
             )
-        threads = dict.fromkeys(THREADS if self.threads else (), str(self.threads))
-        variables = [*threads.items(), *map(_variable, self.environment or ())] or None
+        variables = [_variable(text) for text in self.environment or ()] or None
         return given(
             launcher=self.launcher,
             container=_container(self.container, self.container_runtime, self.mounts),
@@ -194,32 +181,15 @@ class StopOptions:
 
     panel: ClassVar[str] = "How they are stopped"
 
-    stop_signal: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Signal that requests a checkpoint and a stop; USR2 by default.")
-    ] = None
     stop_seconds: Annotated[
-        float | None, typer.Option(metavar="S", min=0.1, max=1e6, help="Time limit of that stop; 60 by default.")
+        float | None,
+        typer.Option(metavar="S", min=0.1, max=1e6, help="Time limit of a stop with a checkpoint; 60 by default."),
     ] = None
     restarts: Restarts = None
-    idle_restarts: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Allowed resumes without progress; 3 by default.")
-    ] = None
 
     def changes(self) -> dict[str, Any]:
-        """The fields of :class:`hpctrain.common.run.plan.Stop` that were given.
-
-        Raises:
-            HpctrainError: the signal cannot request a stop.
-        """
-        name = None if self.stop_signal is None else self.stop_signal.upper().removeprefix("SIG")
-        if name is not None and name not in STOP_SIGNALS:
-            raise HpctrainError(
-                "HT-choice-unknown",
-                "--stop-signal {signal} cannot ask for a stop",
-                nearest(name, STOP_SIGNALS),
-                signal=self.stop_signal,
-            )
-        return given(signal=name, seconds=self.stop_seconds, restarts=self.restarts, idle_restarts=self.idle_restarts)
+        """The fields of :class:`hpctrain.common.run.plan.Stop` that were given."""
+        return given(seconds=self.stop_seconds, restarts=self.restarts)
 
 
 def _container(image: str | None, runtime: Runtime | None, mounts: Sequence[str] | None) -> Container | None:
@@ -243,11 +213,6 @@ def _words(text: str | None) -> tuple[str, ...] | None:
         raise HpctrainError(
             "HT-option-bad-value", "--launcher-arguments {text}: {reason}", "close the quotes", text=text, reason=error
         ) from error
-    names = [name for word in words for name in _SETTING.findall(word)]
-    # Hydra takes "-env NAME VALUE".
-    names += [name for option, name in pairwise(words) if option in ("-env", "-genv")]
-    for name in filter(is_secret, names):
-        raise _visible_secret(f"--launcher-arguments with {name}", name)
     return words
 
 

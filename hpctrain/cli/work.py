@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hpctrain.cli.training_options import WorkOptions
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import reading
 from hpctrain.common.files.printable import encodable
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.recipes.entries import find
@@ -18,14 +19,6 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.smoke import smoke
 from hpctrain.common.run.plan import Script
 from hpctrain.report.output import say
-
-# How other kinds of files become a script.
-_OTHER_CODE = {
-    ".ipynb": "jupyter nbconvert --to script {work} makes a script of it",
-    ".pyz": "run a script that consists of: import runpy; runpy.run_path({work!r}, run_name='__main__')",
-    ".sh": "run the Python script that it starts; variables that it sets go before hpctrain",
-}
-_STARTERS = ("python", "python3", "torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "srun")
 
 
 def require_work(work: str) -> None:
@@ -37,35 +30,13 @@ def require_work(work: str) -> None:
     if work.endswith(".py"):
         _require_script(work)
     else:
-        _refuse_other_code(work)
         find(work)
-
-
-def _refuse_other_code(work: str) -> None:
-    hint = _OTHER_CODE.get(Path(work).suffix)
-    if work in _STARTERS:
-        hint = "leave it out: hpctrain run SCRIPT.py -np N -- ARGUMENTS"
-    if hint:
-        raise HpctrainError(
-            "HT-work-not-a-script",
-            "{work} is neither a recipe nor a Python script",
-            hint.format(work=work),
-            work=work,
-        )
 
 
 def _require_script(work: str) -> Path:
     path = Path(work).resolve()
-    try:
+    with reading(work, f"looked for {path}"):
         open_regular(path).close()
-    except OSError as error:
-        raise HpctrainError(
-            "HT-file-unreadable",
-            "cannot read the script {path}: {reason}",
-            f"looked for {path}",
-            path=work,
-            reason=error.strerror,
-        ) from error
     return path
 
 
@@ -80,7 +51,6 @@ def read_work(work: str, training: WorkOptions, arguments: Sequence[str] = ()) -
         HpctrainError: it cannot be read, or an option is for the other kind.
     """
     if not work.endswith(".py"):
-        _refuse_other_code(work)
         _refuse_arguments(work, arguments)
         return training.tracked(print_notes(_recipe(work, training.of_recipe, small=training.small)))
     if training.small:

@@ -74,7 +74,7 @@ def _profiles() -> Iterable[bytes]:
 
 def _hosts(content: bytes, folder: Path) -> None:
     from hpctrain.common.cluster.host_list import expand_slots, fold_hosts
-    from hpctrain.control.hosts.hostfile import read_hostfile
+    from hpctrain.control.hosts.arrange import read_hostfile
 
     with contextlib.suppress(HpctrainError):
         # ClusterShell takes seconds for tens of thousands of names with two numbers each.

@@ -102,7 +102,7 @@ def test_a_job_goes_on_after_its_time(grid_engine: Launch, tmp_path: Path) -> No
     time.sleep(3)
     assert (tmp_path / "count").read_text() == count
     status = json.loads(grid_engine("status", "run", "--json").stdout)
-    assert status["resume"] == f"qsub -terse {tmp_path / 'run' / 'job.sh'}"
+    assert status["resume"] == f"qsub {tmp_path / 'run' / 'job.sh'}"
     assert status["state"] == "resumable"
 
 

@@ -195,3 +195,12 @@ def test_a_directory_that_is_deleted_before_its_ranks_begin(hpctrain: Launch, tm
     assert result.returncode == 1, result.stdout
     assert "Traceback" not in result.stdout
     assert not any((tmp_path / "run").glob("*"))
+
+
+@pytest.mark.long
+def test_torchrun_starts_the_ranks_of_this_machine(hpctrain: Launch, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    done = hpctrain("run", "digits", "-np", "2", "--launcher", "torchrun", "--set", "epochs=1", "--run-dir", "run")
+    assert done.returncode == 0, done.stdout
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["backend"], summary["ranks"]) == ("done", "gloo", 2)

@@ -1,4 +1,4 @@
-"""Runs on a host that lacks something for ranks to start: the cause is the first that is said."""
+"""Runs whose job has less memory than they take: the cause is the first that is said."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.small_disks import mounted_over
-
 BIN = Path(sys.executable).parent
-SHARED = Path("/dev/shm")
 
 
 def run(
@@ -34,19 +31,6 @@ def run(
         check=False,
     )
     return ended.returncode, ended.stderr.splitlines()
-
-
-def message(folder: Path) -> str:
-    return str(json.loads((folder / "run" / "summary.json").read_text())["failure"]["message"])
-
-
-def test_shared_memory_without_room(tmp_path: Path) -> None:
-    code, lines = run(tmp_path, mounted_over("size=64k", SHARED))
-    assert code in (1, 4)
-    first = next(number for number, line in enumerate(lines) if "MPI" in line or str(SHARED) in line)
-    assert str(SHARED) in lines[first] and "0.0655 MB" in lines[first]
-    assert any("--shm-size" in line for line in lines[first + 1 :])
-    assert message(tmp_path).startswith(f"{SHARED}, ")
 
 
 @pytest.fixture

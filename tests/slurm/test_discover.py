@@ -27,7 +27,7 @@ def test_the_default_partition(slurm: LocalSlurm) -> None:
     kind = f"{settings.gpus} GPUs, {settings.cpus} cores, 4000 MB"
     assert f"nodes: {len(settings.nodes)} with {kind}" in said
     # Slurm takes it.
-    asked = (f"--partition={profile.partition}", f"--time={profile.time}", f"--gpus-per-node={profile.node.gpus}")
+    asked = (f"--partition={profile.partition}", f"--time={profile.time}", f"--gres=gpu:{profile.node.gpus}")
     slurm.run("sbatch", "--test-only", *asked, "--nodes=4", "--wrap=true")
 
 

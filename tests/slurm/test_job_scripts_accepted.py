@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.control.schedulers.slurm.sbatch import directive
+from hpctrain.control.schedulers.slurm.slurm_scheduler import directive
 from support.slurm.local_slurm import LocalSlurm
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "jobs").glob("*.sh"))
 # What the local cluster does not have; the tests' profiles name them.
-_ELSEWHERE = ("--partition=", "--account=", "--gpus-per-node=", "--cpus-per-task=", "--mem=", "--ntasks-per-node=")
+_ELSEWHERE = ("--partition=", "--account=", "--gres=", "--cpus-per-task=", "--mem=", "--ntasks-per-node=")
 
 ODD = [
     "a b",

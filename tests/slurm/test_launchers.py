@@ -23,12 +23,6 @@ ranks = MPI.COMM_WORLD.gather((comm.rank, comm.size, os.environ["SLURMD_NODENAME
 if comm.rank == 0:
     print("WHERE " + json.dumps(ranks), flush=True)
 """
-NO_MPIRUN = """\
-#!/bin/sh
-if [ "$1" = --version ]; then echo 'mpirun (Open MPI) 5.0.11'; exit; fi
-echo 'no daemon could be started'
-exit 1
-"""
 
 
 def in_job(
@@ -68,23 +62,6 @@ def test_a_job_inside_a_step(slurm: LocalSlurm, tmp_path: Path) -> None:
     step = ("srun", "--nodes=1", "--ntasks=1", "--cpus-per-task=2", "--mpi=none")
     output = in_job(slurm, tmp_path, *step, *run("--launcher", "mpirun", "-np", "2"), options=("-N2", "-n2", "-c2"))
     assert [rank[:2] for rank in ranks(output)] == [(0, 2), (1, 2)]
-
-
-@pytest.mark.thorough
-def test_the_first_launcher_that_works(slurm: LocalSlurm, tmp_path: Path) -> None:
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    (programs / "mpirun").write_text(NO_MPIRUN)
-    (programs / "mpirun").chmod(0o755)
-    broken = f"{programs}:/usr/bin:/bin"
-    output = in_job(
-        slurm, tmp_path, "env", f"PATH={broken}", *run("-np", "2", "--python", sys.executable), options=("-N2", "-n2")
-    )
-    assert "mpirun " in output and "status 1" in output
-    assert "no daemon" in output
-    assert "srun --mpi=pmix" in output
-    assert [rank[:2] for rank in ranks(output)] == [(0, 2), (1, 2)]
-    assert list(tmp_path.glob(".hpctrain-probe-*")) == []
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ import pytest
 import hpctrain
 from hpctrain.commit import of_checkout
 from hpctrain.common.recipes.entries import recipe_names
-from hpctrain.control.schedulers.profile import profile_names
 from support.requirements_of_project import PROJECT, ROOT, closure
 
 
@@ -76,11 +75,6 @@ def test_the_installed_command_tells_version_and_commit(built: Built) -> None:
 def test_the_installed_command_has_the_recipes(built: Built) -> None:
     listed = built.hpctrain("recipes", "list")
     assert [name for name in recipe_names() if name not in listed] == []
-
-
-def test_the_installed_command_has_the_profiles(built: Built) -> None:
-    listed = built.hpctrain("submit", "--list-clusters")
-    assert [name for name in profile_names() if name not in listed] == []
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ SRUN = "srun"
 # What hpctrain.worker.programs.torchrun calls its meeting, as an option of torchrun.
 ONE_ADDRESS = "one-address"
 
-# What can start the ranks of a run by the means of MPI. `auto` is the first of them that proves to work where the run
+# What can start the ranks of a run by the means of MPI. `auto` is the first of them that is installed where the run
 # starts; torchrun, whose ranks have no MPI, has to be asked for.
 MPI_LAUNCHERS = ("mpirun", "srun-pmix", "srun-pmi2")
 # What may be asked for, as a pattern: srun also with any other plugin that `srun --mpi=list` names (srun-cray_shasta).

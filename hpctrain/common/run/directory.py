@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shlex
 import shutil
@@ -147,11 +146,6 @@ class RunDirectory:
             make_folder(folder)
             for dump in dumps:
                 dump.replace(folder / dump.name)
-
-
-def plan_sha256(plan: BaseModel) -> str:
-    """The hash of the content of ``plan.json``."""
-    return hashlib.sha256(plan_text(plan)).hexdigest()
 
 
 def plan_text(plan: BaseModel) -> bytes:

@@ -19,7 +19,6 @@ from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.mesh_traffic import MeshTraffic
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.tracking import DEFAULT, Tracker, Trackers
-from hpctrain.common.run.stopping import STOP_SIGNALS
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """The variables by which libraries choose their number of threads."""
@@ -153,18 +152,14 @@ class Stop(FrozenModel):
     """How a run is stopped so that it can be resumed.
 
     Attributes:
-        signal: one of :data:`hpctrain.common.run.stopping.STOP_SIGNALS`, without ``SIG``; asks the launcher, or any
-            rank, to end the step, write a checkpoint and leave.
-        seconds: how long that may take before every process is ended.
+        seconds: how long the ranks may take to end the step, write a checkpoint and leave, before every process is
+            ended.
         restarts: how often in a row the launcher starts a run again that failed and got no further than the time
-            before; None for 3, and for none where it is a script.
-        idle_restarts: how often a run may be resumed without having got further than the time before.
+            before; None for 3, and for none where it is a script. It may be resumed as often, and at least three times.
     """
 
-    signal: str = Field("USR2", pattern=rf"\A({'|'.join(STOP_SIGNALS)})\z")
     seconds: float = Field(60.0, gt=0)
     restarts: int | None = Field(None, ge=0)
-    idle_restarts: int = Field(3, ge=0)
 
 
 class Plan(FrozenModel):

@@ -18,9 +18,11 @@ from hpctrain.common.files.regular import open_regular, private
 
 # The exit status of a script, or of a run, that was interrupted and can be resumed.
 RESUMABLE = 4
-# What may ask a launcher, or announce the end of a job. TERM is what cancelled and preempted jobs get; the others end a
-# process at once, tell of a crash, cannot be handled, or are ignored by a process that does not listen yet.
+# What asks a launcher to stop. TERM is what cancelled and preempted jobs get; the other signals end a process at once,
+# tell of a crash, cannot be handled, or are ignored by a process that does not listen yet.
 STOP_SIGNALS = ("ALRM", "USR1", "USR2", "XCPU")
+# Of them, what announces the end of a job to its batch process.
+JOB_SIGNAL = signal.SIGUSR2
 
 # The reason that `hpctrain cancel` gives, at which a job script does not requeue its run.
 CANCELLED = "cancelled"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -36,10 +36,8 @@ if TYPE_CHECKING:
     from hpctrain.control.planning.place_hosts import PlacedHosts
 
 _ORDER = ("failed", "ok", "not applicable")
-# From the trial of the first launcher to the end of the ranks; ending what hangs then takes up to 15 s.
+# Of the ranks; ending what hangs then takes up to 15 s.
 LIMIT_SECONDS = 40
-# For the trial of one launcher: three that hang still leave time for the last.
-_PROBE_SECONDS = 10.0
 _PROGRAM = Path(hpctrain.__file__).parent / "worker" / "programs" / "doctor.py"
 
 
@@ -88,7 +86,6 @@ def check_ranks(hosts: PlacedHosts, options: HostOptions, start: Start, run_dire
     """
     ranks = sum(host.slots for host in hosts.slots)
     beside = nearest_existing(run_directory)
-    failed: dict[str, str] = {}
     # Other hosts, or a container, have to see the folder, so it is made beside the runs.
     shared = len(hosts.slots) > 1 or start.container is not None
     elsewhere = "name a folder that all hosts share with --run-dir"
@@ -105,26 +102,25 @@ def check_ranks(hosts: PlacedHosts, options: HostOptions, start: Start, run_dire
             start=start.mounting(beside),
             threads_per_rank=1,
         )
-        fault = _run(plan, folder / "run", failed)
+        fault = _run(plan, folder / "run")
         written = [json.loads(path.read_text()) for path in sorted(folder.glob("world-*.json"))]
-    checks = checks_of(written, ranks, failed)
+    checks = checks_of(written, ranks)
     # A mismatch of launcher and MPI explains the failed ranks, so the fault is left out.
     mismatched = bool(checks) and checks[0].status == "failed"
     return [*checks, fault] if fault and not mismatched else checks
 
 
-def checks_of(written: list[dict[str, Any]], ranks: int, failed: Mapping[str, str]) -> list[Check]:
+def checks_of(written: list[dict[str, Any]], ranks: int) -> list[Check]:
     """The checks of what :mod:`hpctrain.worker.programs.doctor` wrote, once for each process that took itself for rank
     0.
 
     Args:
         written: what each of those processes wrote.
-        failed: launchers that were tried before, and why they do not work.
     """
     worlds = [World(**world) for process in written for world in process["worlds"]]
     if not worlds:
         return []
-    checks = [launcher_and_mpi(worlds, ranks, failed)]
+    checks = [launcher_and_mpi(worlds, ranks)]
     if len(written) > 1 or "hosts" not in written[0]:
         return checks
     (all_ranks,) = written
@@ -140,13 +136,12 @@ def checks_of(written: list[dict[str, Any]], ranks: int, failed: Mapping[str, st
     ]
 
 
-def _run(plan: Plan, directory: Path, failed: dict[str, str]) -> Check | None:
+def _run(plan: Plan, directory: Path) -> Check | None:
     """Run the ranks to their end; returns a check with the reason if they did not reach it.
 
-    Args:
-        failed: gets the launchers that do not work here. Whether Horovod fits is a check of its own.
+    Whether Horovod fits is a check of its own.
     """
-    from hpctrain.control.launchers.launcher_choice import choose_launcher, require_image
+    from hpctrain.control.launchers.launcher_choice import first_launcher, require_image
     from hpctrain.control.supervision.audience import ReadyRun
     from hpctrain.control.supervision.start import run_plan
 
@@ -157,10 +152,8 @@ def _run(plan: Plan, directory: Path, failed: dict[str, str]) -> Check | None:
             require_image(plan.start.container)
             if plan.start.container is None and plan.start.python is None:
                 require("train")
-            launcher = choose_launcher(
-                plan, machine, directory.parent, seconds=_PROBE_SECONDS, say=lambda _, reasons: failed.update(reasons)
-            )
-            failure = run_plan(ReadyRun(plan=plan, machine=machine, launcher=launcher), RunDirectory(directory))
+            ready = ReadyRun(plan=plan, machine=machine, launcher=first_launcher(plan))
+            failure = run_plan(ready, RunDirectory(directory))
     except _LimitError:
         found = f"did not end in {LIMIT_SECONDS} s"
     except HpctrainError as error:

@@ -8,12 +8,16 @@ import re
 import resource
 import shutil
 import socket
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from hpctrain.common.cluster.interfaces import all_ports, kernel_text, read_interfaces
-from hpctrain.control.launchers.shortages import TEMPORARY_BYTES, fault, mpirun_folder
 from hpctrain.control.topology.live import this_node
+
+# The variables in which Open MPI's mpirun looks for its temporary folder, in this order, and more than the 512 KiB that
+# it may write there.
+_TEMPORARY, _TEMPORARY_BYTES = ("TMPDIR", "TEMP", "TMP"), 1 << 20
 
 
 class Host:
@@ -49,8 +53,8 @@ class Host:
         # Bytes free, None where there is none that can be written to.
         self.shared_memory = None if fault(shared, 0) else shutil.disk_usage(shared).free
         # Where mpirun and Python put their temporary files, and what is wrong with it, empty where nothing is.
-        self.temporary = mpirun_folder(environment)
-        self.temporary_fault = fault(self.temporary, TEMPORARY_BYTES)
+        self.temporary = Path(next((environment[name] for name in _TEMPORARY if environment.get(name)), "/tmp"))  # noqa: S108
+        self.temporary_fault = fault(self.temporary, _TEMPORARY_BYTES)
         self.interfaces = tuple(read_interfaces(root))
         self.ports = tuple(all_ports(root / "sys/class/infiniband"))
         # The devices in /dev/infiniband that this process may open.
@@ -67,3 +71,15 @@ class Host:
 def _limit(kind: int) -> tuple[float, float]:
     soft, hard = (math.inf if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(kind))
     return soft, hard
+
+
+def fault(folder: Path, wanted: int) -> str:
+    """Why a folder cannot take a file of so many bytes, as the end of a sentence; empty if it can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, prefix=".hpctrain-") as file:
+            # A full disk still has room for a file without contents.
+            file.write(b"\0")
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return f"cannot be written to ({error.strerror})"
+    return f"has {free / 1e6:.3g} MB free, and {wanted / 1e6:.3g} MB are needed" if free < wanted else ""

@@ -56,19 +56,17 @@ def without_ranks() -> list[Check]:
     return [skip(name, why) for name in ("launcher and MPI", "1 MB all-reduce")]
 
 
-def launcher_and_mpi(seen: Sequence[World], ranks: int, failed: Mapping[str, str]) -> Check:
+def launcher_and_mpi(seen: Sequence[World], ranks: int) -> Check:
     """Each process has to be one rank of all: with a launcher that MPI does not know, each is a world of one rank.
 
     Args:
         seen: of each process that wrote it, at least one.
-        failed: launchers that were tried before this one, and why they do not work.
     """
     sizes = sorted({world.size for world in seen})
     wrong = [world for world in seen if world.size != ranks or world.claimed not in (None, ranks)]
     first = wrong[0] if wrong else seen[0]
     claim = f"{first.launcher} says {first.claimed}" if first.launcher else "no launcher has set its variables"
     found = f"MPI ({first.mpi}) sees {' or '.join(map(str, sizes))} rank{'' if sizes == [1] else 's'}; {claim}"
-    found += "".join(f"; {name} does not work here: {' '.join(why.split())}" for name, why in failed.items())
     return judge(
         "launcher and MPI",
         found,

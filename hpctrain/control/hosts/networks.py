@@ -37,7 +37,6 @@ def choose_networks(by_host: Interfaces) -> Networks:
     Args:
         by_host: the interfaces of each host of a run.
     """
-    by_host = _distinct_machines(by_host)
     if len(by_host) < 2:
         return Networks()
     counts = Counter(address for host in by_host.values() for address in {a for one in host for a in _addresses(one)})
@@ -59,12 +58,6 @@ def choose_networks(by_host: Interfaces) -> Networks:
             note = f"connections between hosts go over {variables[INCLUDE]}: {passed_over} {verb} to no other host"
             return Networks(variables=variables, note=note)
     return Networks()
-
-
-def _distinct_machines(by_host: Interfaces) -> Interfaces:
-    """The interfaces under one name per machine; two names with the same addresses are one machine."""
-    named = {frozenset(a for one in found for a in one.addresses): host for host, found in by_host.items()}
-    return {host: by_host[host] for host in named.values()}
 
 
 def require_interface(interface: str, by_host: Interfaces) -> None:

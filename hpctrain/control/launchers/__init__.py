@@ -1,1 +1,1 @@
-"""The command line of mpirun, srun or torchrun, and which of them works here."""
+"""The command line of mpirun, srun or torchrun, and which of them is there."""

@@ -1,14 +1,11 @@
-"""Chooses the launcher of a plan's ranks: the one that the plan names, or the first that works here."""
+"""Chooses the launcher of a plan's ranks: the one that the plan names, or the first that is installed here."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpctrain.common.cluster.launcher import MPI_LAUNCHERS, TORCHRUN, in_pod, pod_index
@@ -16,56 +13,14 @@ from hpctrain.common.cluster.machine import Machine, same_host
 from hpctrain.common.cluster.mpi import MpiInstallation, find_mpi
 from hpctrain.common.cluster.programs import program_output, run_program
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.disk import temporary_folder
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Container, Plan
 from hpctrain.common.settings import HOST_TIMEOUT
-from hpctrain.common.stderr import tell
 from hpctrain.control.launchers.command import Command, Launcher, Srun, Torchrun
 from hpctrain.control.launchers.command_line import LaunchSite, launch_command, own_threads, settings_of
-from hpctrain.control.launchers.processes import end_processes
 
-PROBE = "hpctrain.worker.comm.probe"
-PROBE_SECONDS = 60.0
 _LIST_SECONDS = 20.0
-_REASON_LINES = 6
 _STOP_INSTEAD = "--set fault_tolerance=stop ends the run resumably instead"
-
-
-def choose_launcher(
-    plan: Plan,
-    machine: Machine,
-    folder: Path,
-    *,
-    environment: Mapping[str, str] = os.environ,
-    seconds: float = PROBE_SECONDS,
-    say: Callable[[Launcher, Mapping[str, str]], None] | None = None,
-) -> Launcher:
-    """Choose the launcher for a plan of several ranks.
-
-    Inside a Slurm job ``auto`` starts the plan's ranks with each launcher in turn, on the plan's hosts, in its
-    container, and takes the first with which they see each other. Elsewhere only mpirun can start ranks.
-
-    Args:
-        folder: a folder that all hosts share, for the files of the probes; containers mount it.
-        seconds: the limit of each probe.
-        say: receives the launcher that probes chose, and why each before it failed; by default both are printed.
-
-    Raises:
-        HpctrainError: the named launcher is not installed, or none works; with the output of each.
-    """
-    if not needs_proof(plan, environment):
-        return first_launcher(plan, environment)
-    with temporary_folder(".hpctrain-probe-", folder) as name_of_folder:
-        directory = RunDirectory(Path(name_of_folder))
-
-        def probe(launcher: Launcher) -> None:
-            command = command_for(plan, directory, machine, launcher, (PROBE, str(plan.ranks)))
-            _probe(plan, command, launcher, directory, seconds)
-
-        launcher, reasons = _first(environment, probe)
-    (say or _print_choice)(launcher, reasons)
-    return launcher
 
 
 def command_for(
@@ -93,20 +48,20 @@ def command_for(
     return launch_command(plan, directory.path.absolute(), launcher, site, work=work, attempt=attempt)
 
 
-def needs_proof(plan: Plan, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether a trial start is needed to find out which launcher works. A fault-tolerant run has only one choice."""
-    return plan.start.launcher == "auto" and in_allocation(environment) and not plan.fault_tolerant
-
-
 def first_launcher(plan: Plan, environment: Mapping[str, str] = os.environ) -> Launcher:
-    """The first launcher of :func:`choose_launcher` that is installed; starts nothing.
+    """The launcher that the plan names, else the first that is installed: mpirun, and in a Slurm job also srun.
+
+    A fault-tolerant run has only one choice. Starts nothing.
 
     Raises:
         HpctrainError: the named launcher, or every one, is not installed, or it cannot start ranks on all hosts.
     """
-    if needs_proof(plan, environment):
-        return _first(environment, lambda launcher: None)[0]
-    launcher = _named("mpirun" if plan.start.launcher == "auto" else plan.start.launcher, environment)
+    if plan.start.launcher != "auto":
+        launcher = _named(plan.start.launcher, environment)
+    elif plan.fault_tolerant or not in_allocation(environment):
+        launcher = _named("mpirun", environment)
+    else:
+        launcher = _first_installed(environment)
     hosts = len(plan.hosts)
     if isinstance(launcher, Torchrun) and hosts > 1 and pod_index(environment) is None:
         raise _unusable(
@@ -125,23 +80,19 @@ def _unusable(problem: str, hint: str) -> HpctrainError:
     return HpctrainError("HT-launcher-not-usable-here", "{problem}", hint, problem=problem)
 
 
-def _first(environment: Mapping[str, str], check: Callable[[Launcher], None]) -> tuple[Launcher, dict[str, str]]:
-    """The first launcher of MPI that is installed and passes a check, and why those before it do not."""
+def _first_installed(environment: Mapping[str, str]) -> Launcher:
+    """The first launcher of MPI that is installed."""
     reasons: dict[str, str] = {}
     for name in MPI_LAUNCHERS:
         try:
-            launcher = _named(name, environment)
-            check(launcher)
+            return _named(name, environment)
         except HpctrainError as error:
             reasons[name] = error.message
-        else:
-            return launcher, reasons
     raise HpctrainError(
-        "HT-launcher-none-works",
-        "no launcher can start the ranks here{tried}",
-        "`hpctrain doctor` looks further; --launcher uses one without trying it first",
-        exit_code=1,
-        tried="".join(f"\n{name}: {reason}" for name, reason in reasons.items()),
+        "HT-launcher-none-installed",
+        "no launcher can start the ranks here:\n{tried}",
+        "load the module of an MPI, or: pip install 'hpctrain[mpi]'",
+        tried="\n".join(f"{name}: {reason}" for name, reason in reasons.items()),
     )
 
 
@@ -247,42 +198,3 @@ def _plugins() -> list[str]:
     lines = (line.removeprefix("srun:").strip() for line in (answer.stdout + answer.stderr).splitlines())
     names = (name for line in lines for name in line.rpartition("available:")[2].split(","))
     return [name.strip() for name in names if name and " " not in name.strip()]
-
-
-def _probe(plan: Plan, command: Command, launcher: Launcher, directory: RunDirectory, seconds: float) -> None:
-    """Start the plan's ranks with the program that checks their number.
-
-    Raises:
-        HpctrainError: the ranks do not find each other in time; with the end of the output.
-    """
-    command.write_files()
-    # A file, because a pipe would be held by what outlives the launcher.
-    with tempfile.TemporaryFile("w+", dir=directory.path, errors="replace") as printed:
-        process = command.start(printed)
-        status = None
-        try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                status = process.wait(timeout=seconds)
-        finally:
-            # A signal to this process must end the launcher too.
-            end_processes(process, directory)
-        printed.seek(0)
-        output = printed.read()
-    if status == 0 and f'{{"hpctrain_probe": {plan.ranks}}}' in output:
-        return
-    outcome = f"no answer in {seconds:g} s" if status is None else f"exit status {status}"
-    end = "\n  ".join([line for line in output.splitlines() if line.strip()][-_REASON_LINES:])
-    raise HpctrainError(
-        "HT-launcher-not-started",
-        "{outcome}; at its end {launcher} said:\n  {end}",
-        outcome=outcome,
-        launcher=launcher.name,
-        end=end or "nothing",
-    )
-
-
-def _print_choice(launcher: Launcher, reasons: Mapping[str, str]) -> None:
-    chosen = launcher.name if isinstance(launcher, Srun) else f"mpirun of {launcher.name}"
-    for name, reason in reasons.items():
-        tell(f"hpctrain: {name} does not work here: {reason}")
-    tell(f"hpctrain: the ranks are started by {chosen}, which was tried with all of them")

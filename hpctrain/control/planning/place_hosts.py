@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,9 +15,6 @@ from hpctrain.common.run.plan import HostOrder, Slots
 
 if TYPE_CHECKING:
     from hpctrain.control.topology.fabric import Fabric
-
-# Linux allows 15 characters; a leading dash means that the name was left out and the next option taken for it.
-_INTERFACES = re.compile(r"[\w.:][\w.:-]{0,14}(?:,[\w.:][\w.:-]{0,14})*", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,17 +54,10 @@ def place_hosts(
         work: the mesh of the ranks with the model trained on it; None where they only replicate.
 
     Raises:
-        HpctrainError: a host that the fabric does not have, an invalid interface name, too few slots for the ranks,
-            or ranks that the hosts cannot share evenly.
+        HpctrainError: a host that the fabric does not have, too few slots for the ranks, or ranks that the hosts cannot
+            share evenly.
     """
     require_ranks(ranks)
-    if interface is not None and not _INTERFACES.fullmatch(interface):
-        raise HpctrainError(
-            "HT-interface-not-usable",
-            "--interface {interface!r} is not the name of a network interface",
-            "for example ib0; `ip link` lists them",
-            interface=interface,
-        )
     names, fabric = tuple(named), known and known.fabric
     # Not called slots: Python 3.12.1 would take the function below for it.
     room = {name: given for name, given in named.items() if given is not None} or _even(names, ranks)

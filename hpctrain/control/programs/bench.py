@@ -24,7 +24,7 @@ from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.stderr import tell
 from hpctrain.control.hosts.arrange import arrange
 from hpctrain.control.launchers.command import Launcher
-from hpctrain.control.launchers.launcher_choice import choose_launcher
+from hpctrain.control.launchers.launcher_choice import first_launcher
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.supervision.audience import Audience, ReadyRun
 from hpctrain.control.supervision.start import run_plan
@@ -114,7 +114,7 @@ def run_on_hosts(
         ranks = 2
     arranged, warnings = arrange(hosts, machine.host, ranks, os.environ if named else {})
     for warning in warnings:
-        _notice(f"warning: {warning}")
+        tell(f"hpctrain: warning: {warning}")
     if further:
         first, *others = arranged.slots
         arranged = replace(arranged, slots=(Slots(host=first.host, slots=first.slots + further), *others))
@@ -123,8 +123,8 @@ def run_on_hosts(
         folder = Path(name).absolute()
         out = folder / "written.json"
         plan = make_plan(request(out), machine, arranged)
-        # The launcher is proved without a check of Horovod, which the benchmarks leave out where it is missing.
-        launcher = choose_launcher(plan, machine, folder) if plan.needs_launcher else None
+        # Without a check of Horovod, which the benchmarks leave out where it is missing.
+        launcher = first_launcher(plan) if plan.needs_launcher else None
         return run_program(plan, folder, machine, launcher, out), plan
 
 
@@ -146,7 +146,9 @@ def run_program(plan: Plan, folder: Path, machine: Machine, launcher: Launcher |
     """
     say = partial(print, end="", flush=True, file=sys.stderr)
     ready = ReadyRun(plan=plan, machine=machine, launcher=launcher)
-    failure = run_plan(ready, RunDirectory(folder / "run"), Audience(output=say, notice=_notice))
+    failure = run_plan(
+        ready, RunDirectory(folder / "run"), Audience(output=say, notice=lambda text: tell(f"hpctrain: {text}"))
+    )
     if failure:
         # The output of rank 0 was already shown, and its log is removed with the folder. The log of another one repeats
         # an error of hpctrain.
@@ -155,7 +157,3 @@ def run_program(plan: Plan, folder: Path, machine: Machine, launcher: Launcher |
         raise HpctrainError(failure.code, "{failure}", exit_code=1, failure=shown, rank=failure.rank, host=failure.host)
     measured: dict[str, Any] = json.loads(out.read_text())
     return measured
-
-
-def _notice(text: str) -> None:
-    tell(f"hpctrain: {text}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import write_json
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Slots, Start
 from hpctrain.control.hosts.arrange import arrange
-from hpctrain.control.launchers.launcher_choice import choose_launcher
 from hpctrain.control.planning.place_hosts import PlacedHosts
 from hpctrain.control.programs.bench import run_program, working_folder
 from hpctrain.control.supervision.start import available_launcher
@@ -23,30 +21,17 @@ _PROGRAM = Path(hpctrain.__file__).parent / "worker" / "programs" / "links.py"
 
 
 def hosts_to_measure(options: HostOptions) -> tuple[PlacedHosts, tuple[str, ...]]:
-    """The hosts that the user names, else those of the Slurm allocation, as a run on them has them; and warnings.
+    """The hosts that the user names, else those of the job, as a run on them has them; and warnings.
 
     Raises:
-        HpctrainError: neither is there, it is only one host, or the hosts cannot be arranged.
+        HpctrainError: it is only one host, or the hosts cannot be arranged.
     """
-    named = {
-        "--hosts": options.hosts,
-        "--hostfile": options.hostfile,
-        "SLURM_JOB_NODELIST": os.environ.get("SLURM_JOB_NODELIST"),
-    }
-    where = next((name for name, value in named.items() if value), None)
-    if where is None:
-        raise HpctrainError(
-            "HT-hosts-not-named",
-            "no hosts to measure between: this is no Slurm allocation",
-            "name them with -H, start it inside an allocation (salloc, sbatch), or try it here with -np 2",
-        )
     hosts, warnings = arrange(options, this_machine().host, None)
     if len(hosts.slots) < 2:
         raise HpctrainError(
             "HT-hosts-too-few",
-            "{source}: there is no link to measure on one host",
-            "name at least two, or use -np 2",
-            source=where,
+            "there is no link to measure on one host",
+            "name at least two with -H, start it inside an allocation (salloc, sbatch), or try it here with -np 2",
         )
     return hosts, warnings
 
@@ -84,9 +69,7 @@ def measure_links(
             start=start.mounting(folder),
             threads_per_rank=1,
         )
-        # Called for its errors, which name what is missing before anything is started.
-        available_launcher(plan, machine)
-        launcher = choose_launcher(plan, machine, folder)
+        launcher = available_launcher(plan, machine)
         try:
             measured = run_program(plan, folder, machine, launcher, out)
         except HpctrainError as error:

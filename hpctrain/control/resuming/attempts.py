@@ -1,8 +1,6 @@
-"""The attempts of one run: where the next one begins, whether it is of the run that was begun, and the lock that allows
-one at a time.
+"""The attempts of one run: where the next one begins, and the lock that allows one at a time.
 
-That a plan and a script are the run's is told by their hashes in the events. The plan holds the recipe. Of a script
-only the file itself is hashed, and nothing that it imports.
+The hash of a script in the events, which tells whether it has changed, is of the file itself and of nothing it imports.
 """
 
 from __future__ import annotations
@@ -18,15 +16,15 @@ from pathlib import Path
 from hpctrain.common.checkpoints.layout import damaged_checkpoints
 from hpctrain.common.cluster.launcher import in_pod
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import reading
 from hpctrain.common.files.regular import private, sha256
 from hpctrain.common.files.whole import lock
-from hpctrain.common.run.directory import RunDirectory, plan_sha256, resume_command
-from hpctrain.common.run.events import Event, EventsFile, EventWriter, attempts
+from hpctrain.common.run.directory import RunDirectory, resume_command
+from hpctrain.common.run.events import Event, EventsFile, attempts
 from hpctrain.common.run.events.kinds import (
     CheckpointEvent,
     EndEvent,
     FaultEvent,
-    PlanEvent,
     StallEvent,
     StartEvent,
     StoppedEvent,
@@ -36,6 +34,8 @@ from hpctrain.common.run.records import read_records
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.common.settings import JOB
 
+# So often may a run be resumed in a row without progress, as by a job that goes back to the queue.
+_RESUMES = 3
 # The launcher of a job's earlier start may still be ending, and a file server releases the lock of a node that is gone
 # when its lease ends: 90 s by NFS's default.
 _LOCK_SECONDS = 180.0
@@ -70,7 +70,6 @@ class Attempt:
             hosts=tuple(host.host for host in plan.hosts),
             host=socket.gethostname(),
             pid=os.getpid(),
-            plan=plan_sha256(plan),
             script=script_sha256(plan),
         )
 
@@ -90,16 +89,8 @@ def hold_run(
         HpctrainError: another launcher holds the lock.
     """
     path = directory.path / "lock"
-    try:
+    with reading(path, "is this a run directory?"):
         descriptor = private(str(path), os.O_RDWR | os.O_CREAT)
-    except OSError as error:
-        raise HpctrainError(
-            "HT-file-unreadable",
-            "cannot open {path}: {reason}",
-            "is this a run directory?",
-            path=path,
-            reason=error.strerror,
-        ) from error
     try:
         _lock(descriptor, directory, environment, notice)
         yield
@@ -160,13 +151,14 @@ def require_attempt_ended(directory: RunDirectory) -> None:
 
 
 def next_attempt(
-    directory: RunDirectory, events: Sequence[Event], idle_restarts: int, *, script: bool = False
+    directory: RunDirectory, events: Sequence[Event], restarts: int | None, *, script: bool = False
 ) -> Attempt | None:
     """The next attempt of a run that is resumed; None if it is done.
 
     Args:
         events: from :func:`run_events`; empty for a run that was only submitted.
-        idle_restarts: how often a run may be resumed without progress.
+        restarts: how many the run may have without progress, where that was said; it may be resumed as often, and at
+            least three times.
         script: whether the run is a script's, whose checkpoints hpctrain does not know.
 
     Raises:
@@ -179,7 +171,7 @@ def next_attempt(
     idle = list(itertools.takewhile(lambda past: not made_progress(past, further, script=script), newest_first))
     # A launcher's own restarts have a separate limit.
     resumed = [attempt for attempt in idle if not _start(attempt).restart]
-    if len(resumed) > idle_restarts:
+    if len(resumed) > max(restarts or 0, _RESUMES):
         raise _no_progress(directory, idle, None if script else further.iteration, len(resumed))
     return further
 
@@ -231,7 +223,6 @@ def made_progress(
     *,
     script: bool,
     until: float | None = None,
-    stepped: float | None = None,
 ) -> bool:
     """Whether a past attempt counts as progress: it wrote a checkpoint, or stopped in good order or worked for long if
     it was of a script, whose steps are not known.
@@ -240,7 +231,6 @@ def made_progress(
         attempt: its events of :func:`run_events`.
         further: the attempt that is to follow.
         until: when it ended, if that is not recorded; by default at its last event.
-        stepped: when its last step was done, where that is known.
     """
     if not script:
         return further.iteration > _start(attempt).iteration
@@ -250,7 +240,7 @@ def made_progress(
         return True
     # Time spent hanging does not count as progress.
     stalls = [event.time - event.seconds for event in attempt if isinstance(event, StallEvent)]
-    worked_until = stepped or (stalls or [until or last.time])[-1]
+    worked_until = (stalls or [until or last.time])[-1]
     return worked_until - attempt[0].time > _WORK_SECONDS
 
 
@@ -264,7 +254,7 @@ def _no_progress(
         "{path}: its last {attempts} attempts ended without a clean stop{cause}"
         if iteration is None
         else "{path}: the last {attempts} attempts started at step {iteration} and got no further{cause}",
-        f"fix the cause, then: {resume_command(directory, '--idle-restarts', str(allow))}",
+        f"fix the cause, then: {resume_command(directory, '--restarts', str(allow))}",
         exit_code=1,
         path=directory.path,
         attempts=len(idle),
@@ -273,13 +263,13 @@ def _no_progress(
     )
 
 
-def run_events(directory: RunDirectory, *also: type[Event]) -> list[Event]:
-    """The events about the run as a whole and of the kinds ``also``, from its first start; empty if only submitted.
+def run_events(directory: RunDirectory) -> list[Event]:
+    """The events about the run as a whole, from its first start; empty if only submitted.
 
     Raises:
         HpctrainError: the file is damaged; names the line.
     """
-    kinds = (StartEvent, CheckpointEvent, StallEvent, FaultEvent, StoppedEvent, EndEvent, *also)
+    kinds = (StartEvent, CheckpointEvent, StallEvent, FaultEvent, StoppedEvent, EndEvent)
     events = (event for event in EventsFile(directory.events).outline if isinstance(event, kinds))
     return list(itertools.dropwhile(lambda event: not isinstance(event, StartEvent), events))
 
@@ -307,48 +297,3 @@ def changed_script(events: Sequence[Event], now: str | None) -> tuple[str, str] 
     starts = [event.script for event in events if isinstance(event, StartEvent)]
     before = starts[-1] if starts else None
     return (before, now) if before and now and before != now else None
-
-
-def require_own_plan(directory: RunDirectory, events: Sequence[Event], *, accept: bool) -> dict[str, tuple[str, str]]:
-    """Refuse a ``plan.json`` that something else than hpctrain has changed since the last attempt, as a disk can.
-
-    Args:
-        events: in order, with at least the run's start and plan events.
-        accept: continue with the changed plan.
-
-    Returns:
-        The old and the new hash, by the name of the file, of a changed plan that is accepted; else empty.
-
-    Raises:
-        HpctrainError: it was changed.
-    """
-    wanted: set[str | None] = set()
-    for event in events:
-        if isinstance(event, StartEvent):
-            wanted = {event.plan}
-        elif isinstance(event, PlanEvent):
-            wanted.add(event.sha256)
-    now = sha256(directory.plan)
-    # Without a recorded attempt nothing is known.
-    if now in wanted or not wanted - {None}:
-        return {}
-    if accept:
-        return {directory.plan.name: (", ".join(sorted(known[:12] for known in wanted if known)), now[:12])}
-    raise HpctrainError(
-        "HT-run-plan-changed",
-        "{path} was changed by something else than hpctrain since the last attempt",
-        f"restore it, or go on with it as it is: {resume_command(directory, '--accept-changes')}; "
-        "--set KEY=VALUE --accept-changes changes a value of the recipe deliberately",
-        path=directory.plan,
-    )
-
-
-def replace_plan(directory: RunDirectory, plan: Plan) -> None:
-    """Begin a further attempt with a plan, and record its hash before the file is replaced."""
-    new = plan_sha256(plan)
-    # A run that was only submitted has no events yet.
-    if directory.events.exists() and new != sha256(directory.plan):
-        with EventWriter(directory.events) as events:
-            events.emit(PlanEvent(sha256=new))
-            events.synchronise()
-    directory.begin_attempt(plan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from hpctrain.common.checkpoints.layout import checkpoint_path
 from hpctrain.common.checkpoints.manifest import CheckpointManifest, read_manifest
 from hpctrain.common.cluster.host_list import fold_hosts
 from hpctrain.common.cluster.machine import Machine, same_host, this_machine
-from hpctrain.common.errors import HpctrainError, joined
+from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.difference import differences, flat, settings
 from hpctrain.common.recipes.gpt import GptSettings
 from hpctrain.common.recipes.load import mesh_overrides, override_recipe, require_no_overrides
@@ -20,8 +19,8 @@ from hpctrain.common.recipes.mesh import parse_mesh
 from hpctrain.common.recipes.requirements import has_folder, require_ranks, shard_folder
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import RunDirectory, read_model, resume_command
-from hpctrain.common.run.events import EventsFile, EventWriter
-from hpctrain.common.run.events.kinds import ChangedEvent, PlanEvent
+from hpctrain.common.run.events import EventWriter
+from hpctrain.common.run.events.kinds import ChangedEvent
 from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.hosts.arrange import arrange
@@ -31,9 +30,7 @@ from hpctrain.control.resuming.attempts import (
     changed_script,
     is_done,
     next_attempt,
-    replace_plan,
     require_attempt_ended,
-    require_own_plan,
     run_events,
     script_sha256,
 )
@@ -58,7 +55,7 @@ class Resumption:
     """A further attempt: where it begins, its plan on this machine, and warnings for the user.
 
     ``changed`` has the old and the new value of each setting that differs from earlier attempts, by dotted key, and the
-    hashes of a plan or a script that do.
+    hashes of a script that does.
     """
 
     attempt: Attempt
@@ -72,7 +69,7 @@ class Resumption:
         if self.changed:
             with EventWriter(directory.events) as events:
                 events.emit(ChangedEvent(differences=dict(self.changed)))
-        replace_plan(directory, self.plan)
+        directory.begin_attempt(self.plan)
 
 
 def resumption(directory: RunDirectory, request: TrainingRequest) -> Resumption | None:
@@ -86,17 +83,15 @@ def resumption(directory: RunDirectory, request: TrainingRequest) -> Resumption 
     if request.tracking is not None:
         asked = (asked or before.work).model_copy(update={"tracking": request.tracking})
     now, changed = changed_work(before, asked, accept=request.accept_changes)
-    recorded = run_events(directory, PlanEvent)
-    events = [event for event in recorded if not isinstance(event, PlanEvent)]
-    edited = require_own_plan(directory, recorded, accept=request.accept_changes)
+    events = run_events(directory)
     script = changed_script(events, script_sha256(now))
-    if (changed or edited) and is_done(events):
+    if changed and is_done(events):
         # A changed recipe can continue a finished run, for example with more epochs.
         events.pop()
     if not request.dry_run:
         require_attempt_ended(directory)
-    idle_restarts = before.stop.model_copy(update=request.changes["stop"]).idle_restarts
-    attempt = next_attempt(directory, events, idle_restarts, script=before.script is not None)
+    restarts = before.stop.model_copy(update=request.changes["stop"]).restarts
+    attempt = next_attempt(directory, events, restarts, script=before.script is not None)
     if attempt is None:
         return None
     if attempt.iteration:
@@ -109,18 +104,8 @@ def resumption(directory: RunDirectory, request: TrainingRequest) -> Resumption 
         warnings += (f"{plan.title} is not what it was in the last attempt: its SHA-256 was {script[0]}",)
     if attempt.iteration and not events:
         warnings += (f"{directory.events} is lost, and with it the record of the steps up to {attempt.iteration}",)
-    warnings += (_damage(directory),)
-    differing = {**edited, **changed, **({"script.sha256": script} if script else {})}
+    differing = {**changed, **({"script.sha256": script} if script else {})}
     return Resumption(attempt=attempt, plan=plan, machine=machine, changed=differing, warnings=warnings)
-
-
-def _damage(directory: RunDirectory) -> str:
-    """What is wrong with a step or what a script logged, without which a run goes on; empty for nothing."""
-    try:
-        collections.deque(EventsFile(directory.events), maxlen=0)
-    except HpctrainError as error:
-        return f"{error.message}; the run goes on, but `hpctrain report` refuses it: restore that line, or remove it"
-    return ""
 
 
 def _overridden(plan: Plan, request: TrainingRequest) -> Recipe | Script | None:
@@ -187,6 +172,7 @@ def changed_work(
 
 
 def _table(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    """The old and the new value of each setting, a line each."""
     rows = [("", "the run has", "asked for"), *((key, str(old), str(new)) for key, (old, new) in changed.items())]
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
     return [f"  {key:{first}}  {old:{second}}  {new}" for key, old, new in rows]
@@ -219,18 +205,14 @@ def require_fit(directory: RunDirectory, iteration: int, plan: Plan, asked: Mapp
     if not asked.keys() & unfit.keys():
         texts = (f"{key}={old if isinstance(old, str) else json.dumps(old)}" for key, (old, _) in unfit.items())
         hint = resume_command(directory, "--accept-changes", *(word for text in texts for word in ("--set", text)))
-    faults = [
-        HpctrainError(
-            "HT-checkpoint-of-other-value",
-            "{path} is of {key}={old}, and a run with {key}={new} cannot resume from it",
-            path=path,
-            key=key,
-            old=old,
-            new=new,
-        )
-        for key, (old, new) in unfit.items()
-    ]
-    raise joined(faults, hint)
+    raise HpctrainError(
+        "HT-checkpoint-of-other-value",
+        "a run cannot resume from {path} with other values than it has:\n{table}",
+        hint,
+        path=path,
+        table="\n".join(_table(unfit)),
+        differences=unfit,
+    )
 
 
 def _fixed_keys(

@@ -26,19 +26,16 @@ _END_SECONDS = 45.0
 _POLL_SECONDS = 0.5
 
 
-def cancel_jobs(directory: RunDirectory, *, save_seconds: float | None = None) -> Iterator[str]:
+def cancel_jobs(directory: RunDirectory) -> Iterator[str]:
     """Cancel all live jobs of a run and wait until they have ended; yields a line for each action.
 
     A job in which the user started the run by hand is not cancelled.
-
-    Args:
-        save_seconds: how long ranks may take to save their state before that; None for the run's own limit.
 
     Raises:
         HpctrainError: the scheduler refuses or does not answer.
     """
     if any(not job.waits for job in jobs_of(directory, seconds=_ANSWER_SECONDS) if job.live):
-        yield from _wait_for_save(directory, save_seconds)
+        yield from _wait_for_save(directory)
     # The run may have submitted another job meanwhile, or gone back to the queue.
     jobs = [job for job in jobs_of(directory, seconds=_ANSWER_SECONDS) if job.live]
     numbers = sorted({job.id for job in jobs})
@@ -56,32 +53,23 @@ def cancel_jobs(directory: RunDirectory, *, save_seconds: float | None = None) -
         time.sleep(_POLL_SECONDS)
 
 
-def _wait_for_save(run: RunDirectory, seconds: float | None) -> Iterator[str]:
-    """Ask ranks that react to stop requests, on any host, to save their state and leave, and wait for that.
-
-    Args:
-        seconds: how long it may take; None for the run's own limit.
-    """
+def _wait_for_save(run: RunDirectory) -> Iterator[str]:
+    """Ask ranks that react to stop requests, on any host, to save their state and leave, and wait for that."""
     if run.summary.exists() or not ranks_listen(run):
         return
     with contextlib.suppress(HpctrainError):
         ask(run.stop, CANCELLED, replace=True)
-    if seconds is None:
-        seconds = Stop().seconds
-        # A damaged plan must not keep its job from being cancelled.
-        with contextlib.suppress(HpctrainError):
-            seconds = read_model(run.plan, Plan).stop.seconds
-    if not seconds:
-        return
+    seconds = Stop().seconds
+    # A damaged plan must not keep its job from being cancelled.
+    with contextlib.suppress(HpctrainError):
+        seconds = read_model(run.plan, Plan).stop.seconds
     yield f"asked the ranks to save their state and leave; waiting up to {seconds:g} s for that"
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not run.summary.exists():
         time.sleep(_POLL_SECONDS)
 
 
-def stop_launcher(
-    directory: RunDirectory, start: StartEvent | None, seconds: float, *, save_seconds: float | None = None
-) -> Iterator[str]:
+def stop_launcher(directory: RunDirectory, start: StartEvent | None, seconds: float) -> Iterator[str]:
     """Ask the launcher of a ``start`` event to stop the run and wait for it; yields a line for each action.
 
     A launcher on another host gets no signal, but its ranks see the file ``stop``, after which it ends by itself.
@@ -89,7 +77,6 @@ def stop_launcher(
     Args:
         start: the run's last one; None for a run without one.
         seconds: how long the launcher may take.
-        save_seconds: how long ranks on other hosts may take to save their state; None for the run's own limit.
 
     Raises:
         HpctrainError: the launcher is on another host and has not ended, or ranks run without one; with the commands
@@ -109,7 +96,7 @@ def stop_launcher(
         if here:
             _require_ended(directory)
             return
-        yield from _wait_for_save(directory, save_seconds)
+        yield from _wait_for_save(directory)
         if directory.summary.exists():
             return
         hint = f"on {host}, run: hpctrain cancel {shell_word(directory.path.absolute())}, or: kill {pid}"

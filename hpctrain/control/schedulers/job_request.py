@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -15,7 +15,7 @@ from hpctrain.common.files.checked_yaml import validate
 from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.plan import Container, HostOptions
 from hpctrain.common.run.request import TrainingRequest
-from hpctrain.control.schedulers.profile import ClusterProfile, JobTerms, Line, Memory, Word, sbatch_fault
+from hpctrain.control.schedulers.profile import ClusterProfile, JobTerms, Line, Memory, Word
 
 # The file of :class:`JobSettings` in a run directory.
 SETTINGS = "job.json"
@@ -42,7 +42,6 @@ class JobRequest(JobTerms):
     cpus_per_task: Annotated[int, Field(ge=1)] | None = None
     gpus_per_node: Annotated[int, Field(ge=0)] = 0
     gpu_type: str | None = None
-    gpu_option: Literal["gpus-per-node", "gres"] = "gpus-per-node"
     memory: Memory | None = None
     exclusive: bool = False
     dependency: Word | None = None
@@ -61,7 +60,7 @@ class JobRequest(JobTerms):
         if asked.start.share_gpus:
             require_shareable((f"node {n}", self.tasks_per_node, self.gpus_per_node) for n in range(self.nodes))
         seconds = self.signal_seconds * _STOP_SHARE
-        stop = asked.stop.model_copy(update={"signal": self.signal, "seconds": seconds})
+        stop = asked.stop.model_copy(update={"seconds": seconds})
         return replace(asked, ranks=self.ranks, stop=stop)
 
     @property
@@ -77,14 +76,6 @@ class JobSettings(FrozenModel):
     verify: bool = Field(False, description="compare a few steps with those of one process first")
     check: bool = Field(False, description="check every node first, and leave out those that fail")
     container: Container | None = None
-
-
-def _validated(values: dict[str, Any]) -> JobRequest:
-    """The request; values of a profile were checked with it, so that a fault is in the options."""
-    for option, value in values.get("sbatch", {}).items():
-        if fault := sbatch_fault(option, value):
-            raise fault.at().but(before="--sbatch ")
-    return validate(values, JobRequest, _option, "request", "hpctrain submit --help lists the options")
 
 
 def job_request(profile: ClusterProfile, name: str, asked: Mapping[str, Any]) -> JobRequest:
@@ -108,14 +99,14 @@ def job_request(profile: ClusterProfile, name: str, asked: Mapping[str, Any]) ->
         "cpus_per_task": _cpus_per_task(profile, tasks) if "cpus_per_task" not in given else None,
         "gpus_per_node": gpus,
         "gpu_type": profile.node.gpu_type if gpus else None,
-        "gpu_option": profile.node.gpu_option,
         "memory": None if not _MEMORY.isdisjoint(further) else profile.node.memory,
         "exclusive": profile.node.exclusive and "exclusive" not in further,
         **{name: getattr(profile, name) for name in JobTerms.model_fields},
         **given,
         "sbatch": {**profile.sbatch, **further},
     }
-    return _validated(values)
+    # Values of a profile were checked with it, so that a fault is in the options.
+    return validate(values, JobRequest, _option, "request", "hpctrain submit --help lists the options")
 
 
 def further_options(given: list[str]) -> dict[str, str | None]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -13,11 +13,12 @@ from hpctrain.common.errors import HpctrainError, InvalidValueError, nearest
 from hpctrain.common.files.checked_yaml import LONGEST_FILE, Section, load_checked
 from hpctrain.common.files.regular import read_text
 from hpctrain.common.run.plan import Container
-from hpctrain.common.run.stopping import STOP_SIGNALS
 from hpctrain.common.secrets import is_secret
 from hpctrain.control.schedulers.jobs import slurm_seconds
 
 _PACKAGE = Path(__file__).parents[2]
+# A character of one line of text.
+_LINE = "[^\\x00-\\x08\\x0a-\\x1f\\x7f\u0085\u2028\u2029]"
 _OPTION = re.compile(r"[a-z][a-z-]*")
 # Options that hpctrain itself passes to sbatch, where a second value would conflict.
 _SET_BY_HPCTRAIN = frozenset(
@@ -32,7 +33,7 @@ _SET_BY_HPCTRAIN = frozenset(
 _OF_SLURM = frozenset(
     (
         *("partition", "account", "qos", "constraint", "sbatch", "launcher", "fabric", "modules", "setup"),
-        *("container", "requeue", "signal"),
+        *("container", "requeue"),
     )
 )
 
@@ -40,64 +41,24 @@ _OF_SLURM = frozenset(
 _SET_ELSEWHERE = frozenset(("containers", "volumes", "restartPolicy", "subdomain", "terminationGracePeriodSeconds"))
 
 
-def sbatch_fault(option: str, value: str | None) -> InvalidValueError | None:
-    """Why sbatch must not get a further option; None if it may.
-
-    Args:
-        option: its long name, without dashes.
-        value: None for an option without one.
-    """
-    if not _OPTION.fullmatch(option):
-        return InvalidValueError(
-            "HT-sbatch-option-not-valid",
-            "{option!r} is not the long name of an option of sbatch without its dashes, such as mail-type",
-            option=option,
-        )
-    gpus = option == "gres" and value is not None and re.match(r"(gres[/:])?gpu\b", value)
-    # Slurm accepts abbreviated option names.
-    if gpus or any(name.startswith(option) for name in _SET_BY_HPCTRAIN):
-        return InvalidValueError(
-            "HT-sbatch-option-set-elsewhere",
-            "{option} is set by hpctrain, from an option of hpctrain submit or a key of the profile",
-            option=option,
-        )
-    if value is not None and not _is_line(value):
-        return InvalidValueError(
-            "HT-sbatch-option-not-valid",
-            "{option}: the value is not one line of text: {value!r}",
-            option=option,
-            value=value,
-        )
-    return None
-
-
-def _is_line(text: str) -> bool:
-    return not re.search(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]", text)
-
-
-def _line(text: str) -> str:
-    if not _is_line(text):
-        raise InvalidValueError("HT-value-not-valid", "must be one line of text, not {value!r}", value=text)
-    return text
-
-
-def _word(text: str) -> str:
-    if not re.fullmatch(r"[^\s\x00-\x1f\x7f-][^\s\x00-\x1f\x7f]*", text):
-        raise InvalidValueError(
-            "HT-value-not-valid", "must be a name without blanks, as Slurm names it, not {value!r}", value=text
-        )
-    return text
-
-
-def _stop_signal(name: str) -> str:
-    if name not in STOP_SIGNALS:
-        raise InvalidValueError(
-            "HT-value-not-valid",
-            "{value!r} cannot announce the end of a job; {choices}",
-            value=name,
-            choices=nearest(name, STOP_SIGNALS),
-        )
-    return name
+def _sbatch_options(options: dict[str, str | None]) -> dict[str, str | None]:
+    """Refuse further options that sbatch must not get, by their long names without dashes."""
+    for option, value in options.items():
+        if not _OPTION.fullmatch(option):
+            raise InvalidValueError(
+                "HT-sbatch-option-not-valid",
+                "{option!r} is not the long name of an option of sbatch without its dashes, such as mail-type",
+                option=option,
+            )
+        gpus = option == "gres" and value is not None and re.match(r"(gres[/:])?gpu\b", value)
+        # Slurm accepts abbreviated option names.
+        if gpus or any(name.startswith(option) for name in _SET_BY_HPCTRAIN):
+            raise InvalidValueError(
+                "HT-sbatch-option-set-elsewhere",
+                "{option} is set by hpctrain, from an option of hpctrain submit or a key of the profile",
+                option=option,
+            )
+    return options
 
 
 def _time_limit(text: str) -> str:
@@ -110,9 +71,10 @@ def _time_limit(text: str) -> str:
     return text
 
 
-Line = Annotated[str, Field(min_length=1), AfterValidator(_line)]
+Line = Annotated[str, Field(pattern=f"^{_LINE}+$")]
+_OptionValue = Annotated[str, Field(pattern=f"^{_LINE}*$")]
 # The value of a Slurm option that names something.
-Word = Annotated[str, AfterValidator(_word)]
+Word = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f-][^\s\x00-\x1f\x7f]*$")]
 # Bytes with Slurm's units, as --mem takes them; 0 is all memory of a node.
 Memory = Annotated[str, Field(pattern=r"^[0-9]{1,15}[KMGT]?$")]
 TimeLimit = Annotated[str, AfterValidator(_time_limit)]
@@ -121,27 +83,13 @@ VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 VariableValue = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 
 
-def _mount_path(path: str) -> str:
-    if not path.startswith("/") or ":" in path or ".." in PurePosixPath(path).parts or path == "/":
-        raise InvalidValueError(
-            "HT-value-not-valid",
-            "must be an absolute path without ':' and '..', and not /, but is {path!r}",
-            path=path,
-        )
-    return path
-
-
-# https://kubernetes.io/docs/concepts/overview/working-with-objects/names/ and .../labels/
-ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
-LabelKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_./-]{0,315}[A-Za-z0-9])?$")]
-LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$")]
-MountPath = Annotated[str, AfterValidator(_mount_path)]
+MountPath = Annotated[str, Field(pattern=r"^/[^:]+$")]
 
 
 class ClaimMount(Section):
     """A volume that every pod of a run mounts."""
 
-    claim: ObjectName = Field(description="name of the PersistentVolumeClaim")
+    claim: str = Field(description="name of the PersistentVolumeClaim")
     path: MountPath = Field(description="where the pods see it")
     read_only: bool = False
 
@@ -149,7 +97,7 @@ class ClaimMount(Section):
 class RdmaDevices(Section):
     """The network adapters of a pod, as a device plugin offers them."""
 
-    resource: LabelKey = Field(description="as the plugin names it, such as rdma/hca or nvidia.com/rdma_shared")
+    resource: str = Field(description="as the plugin names it, such as rdma/hca or nvidia.com/rdma_shared")
     count: Annotated[int, Field(ge=1)] = 1
 
 
@@ -160,18 +108,16 @@ class KubernetesProfile(Section):
         volumes: the run directories are in the first that is not read-only. All pods write to it.
     """
 
-    namespace: ObjectName = "default"
+    namespace: str = "default"
     image: Annotated[str, Field(pattern=r"^\S+$")] | None = Field(None, description="None: --container names it")
     volumes: Annotated[tuple[ClaimMount, ...], Field(min_length=1)]
-    gpu_resource: LabelKey = "nvidia.com/gpu"
+    gpu_resource: str = "nvidia.com/gpu"
     rdma: RdmaDevices | None = None
     shared_memory: Annotated[str, Field(pattern=r"^[1-9][0-9]*[KMGT]i$")] | None = Field(
         None, description="most that /dev/shm may hold; None for as much as the pod's memory"
     )
-    secrets: tuple[ObjectName, ...] = Field((), description="Secrets whose keys are variables of every pod")
-    labels: dict[LabelKey, LabelValue] = Field(
-        default_factory=dict, description="of the job, such as kueue.x-k8s.io/queue-name"
-    )
+    secrets: tuple[str, ...] = Field((), description="Secrets whose keys are variables of every pod")
+    labels: dict[str, str] = Field(default_factory=dict, description="of the job, such as kueue.x-k8s.io/queue-name")
     pod: dict[str, Any] = Field(
         default_factory=dict, description="further fields of every pod's spec, as Kubernetes names them"
     )
@@ -202,7 +148,6 @@ class NodeProfile(Section):
     gpu_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = Field(
         None, description="as Slurm's gres names it; None leaves it out of the request"
     )
-    gpu_option: Literal["gpus-per-node", "gres"] = "gpus-per-node"
     gpu: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")] | None = Field(
         None, description="as predictions name it: hpctrain predict --gpu"
     )
@@ -224,10 +169,13 @@ class JobTerms(Section):
     qos: Word | None = None
     constraint: Word | None = None
     time: TimeLimit | None = Field(None, description="of a job that does not ask for one; None for the partition's")
-    sbatch: dict[str, str | None] = Field(default_factory=dict, description="further options of sbatch, without --")
+    sbatch: Annotated[dict[str, _OptionValue | None], AfterValidator(_sbatch_options)] = Field(
+        default_factory=dict, description="further options of sbatch, without --"
+    )
     requeue: bool = Field(True, description="whether jobs may requeue themselves; else another one follows")
-    signal: Annotated[str, AfterValidator(_stop_signal)] = Field("USR2", description="that announces the end of a job")
-    signal_seconds: Annotated[int, Field(ge=1, le=65535)] = Field(120, description="how long before the end")
+    signal_seconds: Annotated[int, Field(ge=1, le=65535)] = Field(
+        120, description="how long before its end a job is told of it"
+    )
 
 
 class ClusterProfile(JobTerms):
@@ -244,9 +192,6 @@ class ClusterProfile(JobTerms):
         description="pbs, grid_engine, or one that an installed package adds; None for Slurm, or Kubernetes where that "
         "section is there",
     )
-    tried: bool = False
-    remark: Annotated[str, AfterValidator(_line)] = ""
-
     node: NodeProfile = NodeProfile.defaults()
     qsub: tuple[Line, ...] = Field(
         (),
@@ -277,6 +222,8 @@ class ClusterProfile(JobTerms):
                 "{keys}: for Slurm, and this is a profile for Kubernetes",
                 keys=", ".join(slurms),
             )
+        if self.scheduler == "kubernetes" and not self.kubernetes:
+            raise InvalidValueError("HT-profile-not-valid", "scheduler: kubernetes needs the section of that name")
         for name in filter(is_secret, self.environment):
             raise InvalidValueError(
                 "HT-secret-exposed",
@@ -284,9 +231,6 @@ class ClusterProfile(JobTerms):
                 "with --env {name}",
                 name=name,
             )
-        for option, value in self.sbatch.items():
-            if fault := sbatch_fault(option, value):
-                raise InvalidValueError(fault.code, f"sbatch: {fault.sentence}", **fault.values)
         return self
 
 

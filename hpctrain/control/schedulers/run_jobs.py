@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import reading
-from hpctrain.common.files.printable import printable, shell_word
+from hpctrain.common.files.printable import printable
 from hpctrain.common.files.regular import last_lines
 from hpctrain.common.run.directory import RUNS, RunDirectory, read_model
 from hpctrain.common.run.value_types import Outcome
@@ -128,29 +128,12 @@ def _same_file(one: Path, other: Path) -> bool:
 
 
 def _directory(target: str) -> Path:
-    path = Path(target)
-    try:
-        if path.is_dir():
-            return path.resolve()
-        problem = "it is a file" if path.exists() else "there is none of that name"
-    except OSError as error:
-        problem = str(error.strerror)
-    raise HpctrainError(
-        "HT-run-not-found",
-        "{target} is neither a run directory nor a job's number: {reason}",
-        _hint(target),
-        target=target,
-        reason=problem,
-    )
-
-
-def _hint(target: str) -> str:
-    path = RUNS / target
-    try:
-        is_run = path.is_dir()
-    except OSError:
-        is_run = False
-    return f"did you mean {shell_word(path)}?" if is_run else _RUNS_HINT
+    # Unlike pathlib's, this accepts any name.
+    if not os.path.isdir(target):  # noqa: PTH112
+        raise HpctrainError(
+            "HT-run-not-found", "{target} is neither a run directory nor a job's number", _RUNS_HINT, target=target
+        )
+    return Path(target).resolve()
 
 
 def _job_directory(target: str) -> Path:

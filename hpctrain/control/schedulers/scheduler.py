@@ -1,4 +1,4 @@
-"""What hpctrain asks of a scheduler. Slurm, Kubernetes, and those of qsub have a room each beside this file.
+"""What hpctrain asks of a scheduler. Slurm, Kubernetes, and those of qsub have a folder each beside this file.
 
 A package of its own adds one by an entry point of the group ``hpctrain.schedulers``: a class derived from
 :class:`Scheduler`, by the name that ``scheduler`` in a cluster profile says.
@@ -11,8 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +27,7 @@ from hpctrain.control.schedulers.profile import ClusterProfile, load_profile
 if TYPE_CHECKING:
     from hpctrain.control.schedulers.job_request import JobRequest
 
+_GROUP = "hpctrain.schedulers"
 _BUILT_IN = {
     "slurm": "hpctrain.control.schedulers.slurm.slurm_scheduler:Slurm",
     "kubernetes": "hpctrain.control.schedulers.kubernetes.kubernetes_scheduler:Kubernetes",
@@ -93,14 +93,13 @@ class Submitted:
 class Scheduler(ABC):
     """Where jobs run."""
 
-    def cluster(self, profile: ClusterProfile | None, partition: str | None) -> Cluster:
-        """What is known of the cluster of a profile; without one, of the cluster at hand.
+    def discover(self, partition: str | None) -> Cluster:
+        """The cluster at hand, for which the default scheduler alone is asked.
 
         Raises:
             HpctrainError: it cannot be found out.
         """
-        assert profile is not None, "only the default scheduler is asked for the cluster at hand"
-        return Cluster(profile=profile)
+        raise NotImplementedError
 
     @abstractmethod
     def describe(self, order: Order, say: Say) -> str:
@@ -152,34 +151,31 @@ class Scheduler(ABC):
         return None
 
 
+def _entries() -> dict[str, EntryPoint]:
+    """Every scheduler by name, the default one first."""
+    built_in = [EntryPoint(name, place, _GROUP) for name, place in _BUILT_IN.items()]
+    return {entry.name: entry for entry in (*built_in, *entry_points(group=_GROUP))}
+
+
 @cache
 def scheduler(name: str) -> Scheduler:
     """The scheduler of this name.
 
     Raises:
-        HpctrainError: there is none.
+        HpctrainError: there is none, or the package that adds it cannot be loaded.
     """
-    if name in _BUILT_IN:
-        module, _, attribute = _BUILT_IN[name].partition(":")
-        built_in: Scheduler = getattr(import_module(module), attribute)()
-        return built_in
-    added = {entry.name: entry for entry in entry_points(group="hpctrain.schedulers")}
-    if name not in added:
-        raise HpctrainError(
-            "HT-choice-unknown",
-            "there is no scheduler {name!r}",
-            nearest(name, [*_BUILT_IN, *added]),
-            name=name,
-        )
+    known = _entries()
+    if name not in known:
+        raise HpctrainError("HT-choice-unknown", "there is no scheduler {name!r}", nearest(name, [*known]), name=name)
     try:
-        loaded: Scheduler = added[name].load()()
+        loaded: Scheduler = known[name].load()()
     except Exception as error:  # whatever another package's module raises
         raise HpctrainError(
             "HT-scheduler-unusable",
             "the scheduler {name!r} of {module} cannot be loaded: {reason}",
             "mend or uninstall its package",
             name=name,
-            module=added[name].value,
+            module=known[name].value,
             reason=error,
         ) from error
     return loaded
@@ -191,14 +187,15 @@ def find_cluster(name: str, partition: str | None) -> Cluster:
     Raises:
         HpctrainError: there is no such profile, or nothing to discover.
     """
-    profile = None if name == "auto" else load_profile(name)
-    return scheduler(profile.scheduled_by if profile else DEFAULT).cluster(profile, partition)
+    if name != "auto":
+        return Cluster(profile=load_profile(name))
+    return scheduler(DEFAULT).discover(partition)
 
 
 def schedulers() -> list[Scheduler]:
     """All that can be loaded, the default one first."""
     usable = []
-    for name in dict.fromkeys([*_BUILT_IN, *entry_points(group="hpctrain.schedulers").names]):
+    for name in _entries():
         with contextlib.suppress(HpctrainError):
             usable.append(scheduler(name))
     return usable

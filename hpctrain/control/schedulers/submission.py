@@ -77,7 +77,7 @@ def made_run(order: Order, plan: Plan, files: Mapping[str, str]) -> Iterator[Run
     made = numbered or not path.exists()
     missing = [folder for folder in path.parents if not folder.exists()]
     directory = new_directory(path) if numbered else RunDirectory(path)
-    before = set() if numbered else _prepare(directory, with_code=code is not None)
+    before = set() if numbered else _prepare(directory)
     try:
         directory.create(with_code(plan, directory, code) if code else plan)
         if code and script:
@@ -105,7 +105,7 @@ def _write(directory: RunDirectory, files: Mapping[str, str]) -> None:
         raise disk_error(error, directory.path) from error
 
 
-def _prepare(directory: RunDirectory, *, with_code: bool) -> set[Path]:
+def _prepare(directory: RunDirectory) -> set[Path]:
     """Make the directory, if need be; returns what was in it."""
     path = directory.path
     try:
@@ -116,18 +116,11 @@ def _prepare(directory: RunDirectory, *, with_code: bool) -> set[Path]:
         before = set(path.iterdir())
     except OSError as error:
         raise disk_error(error, path) from error
-    if before & {directory.plan, directory.submission, directory.events}:
+    if before & {directory.plan, directory.submission, directory.events, directory.code, directory.code_diff}:
         raise HpctrainError(
             "HT-run-directory-taken",
-            "{path} already holds a run",
+            "{path} already holds a run, or what has the name of one's files",
             f"choose another place with --run-dir; to resume it: {resume_command(directory)}",
-            path=path,
-        )
-    if with_code and before & {directory.code, directory.code_diff}:
-        raise HpctrainError(
-            "HT-run-directory-taken",
-            "{path} already holds what is named code or code.diff, where the script's code goes",
-            "choose another place with --run-dir",
             path=path,
         )
     return before

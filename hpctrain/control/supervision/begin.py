@@ -21,7 +21,7 @@ from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.hosts.arrange import are_given, arrange
 from hpctrain.control.planning.planner import make_plan, oversubscription, require_processors
 from hpctrain.control.resuming.attempts import hold_run, job_id
-from hpctrain.control.supervision.audience import Output, ReadyRun
+from hpctrain.control.supervision.audience import LiveRun, Output, ReadyRun
 from hpctrain.control.supervision.hosts_ready import ready_hosts
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
 from hpctrain.control.supervision.pods import take_part
@@ -97,7 +97,7 @@ def begin_run(request: TrainingRequest, machine: Machine, output: Output) -> int
     """
     if request.run_dir:
         _require_no_checkpoints(RunDirectory(request.run_dir))
-    with Interrupts(request.stop.signal) as interrupts:
+    with Interrupts() as interrupts:
         with interrupts.raised():
             plan, machine = new_plan(request, machine, output.notice)
             run = ReadyRun(plan=plan, machine=machine, launcher=available_launcher(plan, machine))
@@ -111,7 +111,6 @@ def begin_run(request: TrainingRequest, machine: Machine, output: Output) -> int
             run = _on_ready_hosts(run, request.run_dir or default, output)
         directory = RunDirectory(request.run_dir) if request.run_dir else new_directory(default)
         directory.create(run.plan)
-        output.begun(run.plan, directory)
         with hold_run(directory, notice=output.notice):
             return _execute(run, directory, interrupts, output)
 
@@ -141,8 +140,7 @@ def resume_run(request: TrainingRequest, directory: RunDirectory, output: Output
     Raises:
         HpctrainError: it cannot be resumed, or another launcher runs it.
     """
-    stop = read_model(directory.plan, Plan).stop.model_copy(update=request.changes["stop"])
-    with Interrupts(stop.signal) as interrupts, contextlib.ExitStack() as held:
+    with Interrupts() as interrupts, contextlib.ExitStack() as held:
         with interrupts.raised():
             if not request.dry_run:
                 held.enter_context(hold_run(directory, notice=output.notice))
@@ -202,8 +200,8 @@ def _execute(run: ReadyRun, directory: RunDirectory, interrupts: Interrupts, out
     from hpctrain.control.supervision.execution import Execution
 
     with holding(directory), output.follow(run.plan, directory, interrupts) as audience:
-        execution = Execution(directory=directory, interrupts=interrupts, audience=audience, summarise=output.summarise)
-        failure, summary = execution.run(run)
+        live = LiveRun(directory=directory, interrupts=interrupts, audience=audience)
+        failure, summary = Execution(run, live, output.summarise).run()
     output.ended(run.plan, directory, failure, summary)
     return failure.exit_code if failure else 0
 

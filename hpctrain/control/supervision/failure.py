@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -171,8 +171,11 @@ def find_failure(
         )
     if failed:
         first = min(failed, key=lambda record: record.ended)
-        silent = [record for record in records.values() if record.status == "running"]
-        return _missed(directory, first, silent) or _raised(directory, first)
+        failure = _raised(directory, first)
+        # A rank that was killed closes its connections, and those that notice may end the run before the launcher has
+        # seen that rank's end.
+        missed = first.error and LOST_CONNECTION.search(first.error.message) and "running" in left
+        return replace(failure, exit_code=RESUMABLE) if missed else failure
     failure = _silent(directory, records, ranks, output=output, exit_status=exit_status)
     return replace(failure, message="; ".join([failure.message, *unread])) if unread else failure
 
@@ -229,20 +232,6 @@ def _raised(directory: RunDirectory, first: RankRecord) -> Failure:
     code = first.error.code or ("HT-rank-exit" if left else "HT-rank-exception")
     failure = _rank_failure(directory, first, code, f"failed: {cause}", exit_code=first.exit_code if known else 1)
     return replace(failure, refused=first.error.refused)
-
-
-def _missed(directory: RunDirectory, first: RankRecord, silent: Sequence[RankRecord]) -> Failure | None:
-    """The failure where the first error is a connection to another rank that was lost; None for any other error.
-
-    A rank that was killed closes its connections, and those that notice may end the run before the launcher has seen
-    that rank's end. With several ranks without an error, the launcher may have ended any of them.
-    """
-    if not (silent and first.error and LOST_CONNECTION.search(first.error.message)):
-        return None
-    if len(silent) > 1:
-        return replace(_raised(directory, first), exit_code=RESUMABLE)
-    ending = f"ended before its work was done, without an error, and rank {first.rank} lost its connection to it"
-    return _rank_failure(directory, silent[0], "HT-rank-silent", ending, exit_code=RESUMABLE)
 
 
 def _aborted(directory: RunDirectory, records: Mapping[int, RankRecord], output: str) -> Failure | None:

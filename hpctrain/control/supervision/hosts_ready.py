@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import hpctrain
 from hpctrain.common.cluster.host_list import fold_hosts
@@ -33,9 +34,7 @@ from hpctrain.control.supervision.host_questions import (
     own_addresses,
 )
 
-_REFUSED = re.compile(r"(?i)permission denied|host key|authentication|too many")
 _PORTS = re.compile(r"(?i)(static|dynamic)_(ipv[46]_)?ports|port_range|port_min")
-_UNKNOWN = re.compile(r"(?i)could not resolve|name or service not known|no address associated")
 
 # Nodes may have to be added to the cluster first, and each fetches an image of several gigabytes.
 PODS_SECONDS = 1800.0
@@ -90,8 +89,7 @@ def ready_hosts(
 
     Raises:
         HpctrainError: names the hosts that do not answer, do not see the folder or the script, lack the interpreter or
-            this hpctrain, still have ranks of the run, or have no network for the ranks, with the remedy. The exit code
-            is 1 for what may be temporary, else 2.
+            this hpctrain, still have ranks of the run, or have no network for the ranks, with the remedy.
     """
     if isinstance(launcher, Torchrun) and in_pod(environment):
         await_names([host.host for host in plan.hosts], notice=notice)
@@ -133,107 +131,69 @@ def _reached_by_ssh(plan: Plan, launcher: Launcher | None, environment: Mapping[
     return not any(environment.get(name) for name in _OTHER_SCHEDULERS)
 
 
-def _require_no_fault(faults: Mapping[str, HpctrainError]) -> None:
+class _Fault(NamedTuple):
+    """What keeps ranks from starting on a host, as what is said of the host, and the remedy."""
+
+    said: str
+    remedy: str
+
+
+def _require_no_fault(faults: Mapping[str, _Fault]) -> None:
     # Hosts with the same fault are named together.
-    alike = {str(fault): fault for fault in faults.values()}
-    if not alike:
-        return
-    named = [
-        (fold_hosts([host for host, other in faults.items() if str(other) == text]), fault)
-        for text, fault in alike.items()
-    ]
-    raise HpctrainError(
-        "HT-hosts-unfit",
-        "{lines}",
-        "\n  ".join(dict.fromkeys(fault.hint for fault in alike.values())),
-        exit_code=max(fault.exit_code for fault in alike.values()),
-        lines="\n".join(f"{hosts} {fault.message}" for hosts, fault in named),
-        faults=[{"code": fault.code, "values": {"hosts": hosts, **fault.values}} for hosts, fault in named],
-    )
+    alike: dict[_Fault, list[str]] = {}
+    for host, fault in faults.items():
+        alike.setdefault(fault, []).append(host)
+    if alike:
+        raise HpctrainError(
+            "HT-hosts-unfit",
+            "{lines}",
+            "\n  ".join(dict.fromkeys(fault.remedy for fault in alike)),
+            exit_code=1,
+            lines="\n".join(f"{fold_hosts(hosts)} {fault.said}" for fault, hosts in alike.items()),
+        )
 
 
-def _fault(plan: Plan, host: str, answer: Answer, folder: Path, paths: Sequence[Path]) -> HpctrainError | None:
+def _fault(plan: Plan, host: str, answer: Answer, folder: Path, paths: Sequence[Path]) -> _Fault | None:
     """The first thing that keeps ranks from starting on a host."""
     if not answer.reached:
-        return _unreached(answer)
-    program = "apptainer" if plan.start.container else plan.start.python or sys.executable
-    if str(paths[0]) in answer.missing:
-        return HpctrainError(
-            "HT-host-lacks-files",
-            "does not see {folder}, where the ranks are to write; that folder exists on this host only",
-            "name a folder that all hosts share with --run-dir, or start from one",
-            folder=nearest_existing(folder),
+        # Without the host's name, so that hosts with the same fault are reported together.
+        said = _TO_HOST.sub("", answer.error) or "its shell gave no answer"
+        return _Fault(
+            f"does not answer ssh: {said}",
+            "`ssh HOST true` has to work without a prompt: is the name right, the host up, its key accepted, and no "
+            "firewall in between? Otherwise leave it out of --hosts",
         )
     if answer.missing:
-        return HpctrainError(
-            "HT-host-lacks-files",
-            "does not have the script {path}",
-            "put it into a folder that all hosts share",
-            path=answer.missing[0],
+        there = nearest_existing(folder) if str(paths[0]) in answer.missing else answer.missing[0]
+        return _Fault(
+            f"does not see {there}, which is on this host alone",
+            "start from a folder that all hosts share, which also has the script; --run-dir names another for the run",
         )
+    program = "apptainer" if plan.start.container else plan.start.python or sys.executable
     if not answer.program:
-        return HpctrainError(
-            "HT-host-other-installation",
-            "has no program {program}, which each rank runs in",
-            "install it there too, in the same place; --python PROGRAM names another interpreter"
-            if plan.start.container is None
-            else "install Apptainer there too",
-            program=program,
+        return _Fault(
+            f"has no program {program}, which each rank runs in",
+            "install it there too, in the same place; --python PROGRAM names another interpreter",
         )
     if plan.start.container is None and answer.version != hpctrain.__version__:
-        return _other_version(answer, program)
+        reason = f"it is {answer.version} there" if answer.version else answer.error or "no reason given"
+        return _Fault(
+            f"has no hpctrain {hpctrain.__version__} in {program}: {reason}",
+            "start from one environment on a file system that all hosts share, or from a container",
+        )
     if answer.cut_off:
-        return HpctrainError(
-            "HT-host-behind-firewall",
-            "cannot connect to {launcher}, as mpirun needs it: a firewall lets only ssh through",
+        return _Fault(
+            f"cannot connect to {socket.gethostname()}, as mpirun needs it: a firewall lets only ssh through",
             "open all ports between the hosts; to limit mpirun to a range of them, set "
             "PRTE_MCA_oob_tcp_dynamic_ipv4_ports and OMPI_MCA_btl_tcp_port_min_v4",
-            exit_code=1,
-            launcher=socket.gethostname(),
         )
     if answer.busy:
         pids = " ".join(map(str, answer.busy))
-        return HpctrainError(
-            "HT-host-with-earlier-ranks",
-            "still has ranks of an earlier attempt of this run: process {pids}",
+        return _Fault(
+            f"still has ranks of an earlier attempt of this run: process {pids}",
             f"they end by themselves once they miss the others; to end them at once: ssh {host} kill -KILL {pids}",
-            exit_code=1,
-            pids=pids,
         )
     return None
-
-
-def _unreached(answer: Answer) -> HpctrainError:
-    # Without the host's name, so that hosts with the same fault are reported together.
-    said = _TO_HOST.sub("", answer.error) or "its shell gave no answer"
-    if _UNKNOWN.search(said):
-        return HpctrainError(
-            "HT-host-not-reached",
-            "cannot be reached: its name is not known here",
-            "is the name right? `getent hosts NAME` and `ssh -G NAME` show what is known about it",
-        )
-    if _REFUSED.search(said):
-        hint = "ssh has to log in without a prompt: ssh-copy-id HOST, or accept its key; then try: ssh HOST true"
-        return HpctrainError("HT-host-not-reached", "refuses ssh: {reason}", hint, reason=said)
-    return HpctrainError(
-        "HT-host-silent",
-        "does not answer ssh: {reason}",
-        "is it up, with no firewall in between? `ssh -v HOST true` shows where it stops, perhaps in a login "
-        "shell that hangs; otherwise leave it out of --hosts",
-        exit_code=1,
-        reason=said,
-    )
-
-
-def _other_version(answer: Answer, program: str) -> HpctrainError:
-    return HpctrainError(
-        "HT-host-other-installation",
-        "has no hpctrain {own} in {program}: {reason}",
-        "start from one environment on a file system that all hosts share, or from a container",
-        own=hpctrain.__version__,
-        program=program,
-        reason=f"it is {answer.version} there" if answer.version else answer.error or "no reason given",
-    )
 
 
 def _has_ports(plan: Plan, environment: Mapping[str, str]) -> bool:

@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Self
 
-from hpctrain.common.run.plan import Stop
+from hpctrain.common.run.stopping import STOP_SIGNALS
+
+# The signals that request a stop.
+ASKING = frozenset(signal.Signals[f"SIG{name}"] for name in STOP_SIGNALS)
 
 _POLL_SECONDS = 0.1
 
@@ -25,16 +28,11 @@ class Interrupted(BaseException):
 class Interrupts:
     """Collects SIGINT, SIGTERM, SIGHUP and signals that request a stop, so that they do not end this process.
 
-    Args:
-        stop: the name of one that asks, without ``SIG``, beside USR1 and USR2.
-
     Attributes:
-        asking: the signals that request a stop.
         received: the signals that came so far, in order.
     """
 
-    def __init__(self, stop: str = Stop().signal) -> None:
-        self.asking = frozenset((signal.Signals[f"SIG{stop}"], signal.SIGUSR1, signal.SIGUSR2))
+    def __init__(self) -> None:
         self.received: list[signal.Signals] = []
         self._since = math.inf
         self._previous: dict[signal.Signals, Any] = {}
@@ -47,7 +45,7 @@ class Interrupts:
 
         Requests do not count: Slurm can send its own twice, and its SIGTERM may come before or after one.
         """
-        return sum(number not in self.asking for number in self.received) > 1
+        return sum(number not in ASKING for number in self.received) > 1
 
     def over(self, seconds: float, began: float) -> bool:
         """Whether what follows the ranks, and began then, has to end: this process may be killed soon after a signal.
@@ -80,7 +78,7 @@ class Interrupts:
             raise Interrupted(self.received[0])
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *self.asking):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *ASKING):
             # A signal that is ignored already stays so: nohup ignores SIGHUP, and shells SIGINT of background jobs. Not
             # SIGTERM, without which a run could not be cancelled.
             if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:

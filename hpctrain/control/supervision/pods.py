@@ -56,7 +56,7 @@ def take_part(directory: RunDirectory, *, seconds: float = PODS_SECONDS, poll: f
                 if not interrupts.wait(poll):
                     return pod.leave(interrupts)
                 if pod.idle_seconds > seconds:
-                    _say(f"the first pod started nothing within {seconds:g} s: kubectl get pods shows whether it runs")
+                    tell(f"hpctrain: the first pod started nothing within {seconds:g} s: does it run? kubectl get pods")
                     return RESUMABLE
             return code
         finally:
@@ -137,7 +137,7 @@ class _Pod:
         name, limit = interrupts.received[0].name, self._plan().stop.seconds
         with contextlib.suppress(HpctrainError):
             ask(self._directory.stop, name)
-        _say(f"{name}: waiting up to {limit:g} s for the ranks to end their step and save their state")
+        tell(f"hpctrain: {name}: waiting up to {limit:g} s for the ranks to end their step and save their state")
         deadline = time.monotonic() + limit
         while self._process.poll() is None and time.monotonic() < deadline and not interrupts.second_signal:
             time.sleep(_POLL_SECONDS)
@@ -154,7 +154,7 @@ class _Pod:
         self._attempt = attempt
         plan = self._plan()
         command = command_for(plan, self._directory, this_machine(), first_launcher(plan), attempt=attempt)
-        _say(f"attempt {attempt} starts, and with it the ranks of this pod")
+        tell(f"hpctrain: attempt {attempt} starts, and with it the ranks of this pod")
         # Kubernetes keeps what a pod prints as its log.
         self._process = command.start(output=sys.stderr)
 
@@ -171,7 +171,3 @@ class _Pod:
 
     def _plan(self) -> Plan:
         return read_model(self._directory.plan, Plan)
-
-
-def _say(text: str) -> None:
-    tell(f"hpctrain: {text}")

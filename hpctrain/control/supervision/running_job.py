@@ -7,11 +7,12 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from hpctrain.common.cluster.machine import group_memory
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import StartEvent
 from hpctrain.common.run.plan import Plan
@@ -19,8 +20,8 @@ from hpctrain.common.run.records import RankRecord, ranks_listen, read_records
 from hpctrain.common.run.stopping import CANCELLED, RESUMABLE, ask, is_cancelled
 from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
 from hpctrain.control.launchers.command import Command
+from hpctrain.control.launchers.launcher_choice import in_allocation
 from hpctrain.control.launchers.processes import end_processes
-from hpctrain.control.launchers.shortages import shortages
 from hpctrain.control.supervision.audience import LiveRun
 from hpctrain.control.supervision.failure import (
     LOG_LINES,
@@ -31,6 +32,7 @@ from hpctrain.control.supervision.failure import (
     with_recordings,
 )
 from hpctrain.control.supervision.follow import Follower
+from hpctrain.control.supervision.interrupts import ASKING
 
 _POLL_SECONDS = 0.1
 # Each rank has a record file, perhaps on a shared file system: at most a hundred of them are read each second.
@@ -109,7 +111,7 @@ class RunningJob:
             by = interrupts.received[0]
             self._listen = self._plan.recipe is not None or ranks_listen(self._directory)
             # A script that does not listen gets Ctrl-C as a KeyboardInterrupt, as in a program of its own.
-            self._may_stop = self._listen or by in interrupts.asking or by == signal.SIGINT
+            self._may_stop = self._listen or by in ASKING or by == signal.SIGINT
             if self._may_stop and self._ask(by.name):
                 self._notice(f"{by.name}: {waiting}; the second SIGINT or SIGTERM ends them at once")
                 deadline = time.monotonic() + seconds
@@ -218,8 +220,8 @@ class RunningJob:
         records = read_records(self._directory).values()
         known = failure.hint or failure.stopped or failure.lost_hosts
         if not known and all(record.status != "failed" for record in records):
-            # Neither a rank nor the launcher has recorded a cause.
-            failure = self._with_shortages(failure, met=any(record.joined for record in records))
+            # Neither a rank nor the launcher has recorded a cause, and MPI reports a shortage as an internal error.
+            failure = self._with_remedies(failure, records)
         failure = with_recordings(failure, self._directory)
         if self._interrupts.received:
             return self._interrupted(failure)
@@ -230,19 +232,17 @@ class RunningJob:
             return replace(failure, code="HT-launcher-killed", message=message, stopped=False)
         return failure
 
-    def _with_shortages(self, failure: Failure, *, met: bool) -> Failure:
-        """The failure with what this host lacks, which comes first where no rank had met the others.
-
-        MPI itself reports a shortage as an internal error, or not at all.
-        """
-        lacking = list(shortages(run=self._directory.path))
-        if not lacking:
+    def _with_remedies(self, failure: Failure, records: Collection[RankRecord]) -> Failure:
+        """The failure with what can be tried where the ranks ended before they found each other."""
+        # A write to a full /dev/shm ends a process by SIGBUS.
+        unexplained = failure.code in ("HT-rank-silent", "HT-host-no-daemon") or "(SIGBUS)" in failure.message
+        if not unexplained or self._plan.processes == 1 or any(record.joined for record in records):
             return failure
-        faults = "; ".join(shortage.fault for shortage in lacking)
-        remedies = "\n  ".join(shortage.remedy for shortage in lacking)
-        if self._plan.processes == 1 or met:
-            return replace(failure, hint=f"{faults}\n  {remedies}")
-        return replace(failure, code="HT-host-shortage", message=f"{faults}; {failure.message}", hint=remedies)
+        folder = shell_word(self._directory.path.parent)
+        remedies = [f"`hpctrain doctor --run-dir {folder}` looks for what is short: shared memory, disks, limits"]
+        if not records and in_allocation() and self._plan.start.launcher == "auto":
+            remedies.append("--launcher srun-pmix lets Slurm start the ranks")
+        return replace(failure, hint="\n  ".join(remedies))
 
     def _interrupted(self, failure: Failure) -> Failure:
         """The outcome of an interrupted run. The ranks' own account comes first: they may have hung after saving."""

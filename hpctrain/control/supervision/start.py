@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import replace
 
 from hpctrain.common.cluster.machine import Machine, same_host
@@ -35,12 +34,11 @@ def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
 
     Raises:
         HpctrainError: there is no launcher, Horovod is chosen and not built for it, it cannot go on without a dead
-            rank where the plan wants that, or a container's image, its runtime, the interpreter of the ranks, what they
-            are to train on or a variable that is to be passed on is missing.
+            rank where the plan wants that, or a container's image, what they are to train on or a variable that is to
+            be passed on is missing.
     """
     require_choices(plan)
     require_image(plan.start.container)
-    _require_program(plan, machine)
     _require_passed(plan)
     _require_data(plan, machine)
     if not plan.needs_launcher:
@@ -71,17 +69,6 @@ def require_packages(plan: Plan) -> None:
         if plan.framework:
             extras.append(plan.framework)
     require_extras(*extras)
-
-
-def _require_program(plan: Plan, machine: Machine) -> None:
-    """Refuse to start a program in each rank that this machine, if it is one of the hosts, does not have."""
-    container = plan.start.container
-    if container and container.runtime == "pyxis":
-        return
-    program = "apptainer" if container else plan.start.python
-    if program and any(same_host(host.host, machine.host) for host in plan.hosts) and shutil.which(program) is None:
-        option = "--container needs it" if container else "name the ranks' interpreter: --python PROGRAM"
-        raise HpctrainError("HT-program-not-found", "there is no program {program}", option, program=program)
 
 
 def _require_passed(plan: Plan) -> None:
@@ -142,7 +129,7 @@ def run_plan(ready: ReadyRun, directory: RunDirectory, audience: Audience = Audi
     """
     plan = ready_hosts(ready.plan, ready.launcher, directory.path, notice=audience.notice)
     directory.create(plan)
-    with Interrupts(plan.stop.signal) as interrupts, holding(directory):
+    with Interrupts() as interrupts, holding(directory):
         run = LiveRun(directory=directory, interrupts=interrupts, audience=audience)
         return run_attempt(replace(ready, plan=plan), run)
 

@@ -18,9 +18,7 @@ def _listen(directory: Path) -> None:
     try:
         plan = json.loads(read_regular(directory / "plan.json", 2**24, links=False))
         # A script gets SIGTERM as a request to stop only once it has called ht.should_stop.
-        stopping.this_process.listen(
-            plan["stop"]["signal"], *(["TERM", "INT", "USR1", "USR2"] if plan["recipe"] else [])
-        )
+        stopping.this_process.listen("USR2", *(["TERM", "INT", "USR1"] if plan["recipe"] else []))
     except (OSError, ValueError, KeyError, TypeError):
         return
 

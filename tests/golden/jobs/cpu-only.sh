@@ -3,7 +3,7 @@
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --time=30
-# The job's folder is the run directory, by sbatch --chdir. A job that starts again continues its log.
+# The job's folder is the run directory that hpctrain submit makes, by sbatch --chdir. A job that starts again continues its log.
 #SBATCH --output=logs/job-%j.log
 #SBATCH --open-mode=append
 # After the failure of a node Slurm itself puts the job back in the queue.

@@ -2,7 +2,7 @@
 #SBATCH --job-name=digits
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1
-# The job's folder is the run directory, by sbatch --chdir. A job that starts again continues its log.
+# The job's folder is the run directory that hpctrain submit makes, by sbatch --chdir. A job that starts again continues its log.
 #SBATCH --output=logs/job-%j.log
 #SBATCH --open-mode=append
 # The run goes on by itself on the other nodes when one fails.

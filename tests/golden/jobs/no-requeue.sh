@@ -2,7 +2,7 @@
 #SBATCH --job-name=digits
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
-# The job's folder is the run directory, by sbatch --chdir. A job that starts again continues its log.
+# The job's folder is the run directory that hpctrain submit makes, by sbatch --chdir. A job that starts again continues its log.
 #SBATCH --output=logs/job-%j.log
 #SBATCH --open-mode=append
 # On this cluster another job goes on instead.

@@ -5,13 +5,13 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=4
 #SBATCH --cpus-per-task=16
-#SBATCH --gpus-per-node=h100:4
+#SBATCH --gres=gpu:h100:4
 #SBATCH --mem=480G
 #SBATCH --time=24:00:00
 #SBATCH --exclusive
 #SBATCH --mail-type=END,FAIL
 #SBATCH --comment="a # and a \\"
-# The job's folder is the run directory, by sbatch --chdir. A job that starts again continues its log.
+# The job's folder is the run directory that hpctrain submit makes, by sbatch --chdir. A job that starts again continues its log.
 #SBATCH --output=logs/job-%j.log
 #SBATCH --open-mode=append
 # After the failure of a node Slurm itself puts the job back in the queue.

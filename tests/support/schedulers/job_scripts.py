@@ -7,7 +7,7 @@ from typing import Any
 
 from hpctrain.control.schedulers.job_request import SETTINGS, JobSettings, job_request
 from hpctrain.control.schedulers.profile import ClusterProfile, NodeProfile
-from hpctrain.control.schedulers.slurm.sbatch import job_script
+from hpctrain.control.schedulers.slurm.slurm_scheduler import job_script
 
 RUN_DIRECTORY = Path("/home/me/it's a run")
 PLAIN = ClusterProfile(name="plain", source="the tests")

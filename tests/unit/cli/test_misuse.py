@@ -50,10 +50,9 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         ),
         (["plan", "digits", "-np", "2", "--mesh", "dp=2"], "'dp_replicate' or 'dp_shard'"),
         (["run", "digits", "--", "--lr", "3"], "HT-option-not-usable-here"),
-        (["run", "train.py"], "cannot read the script train.py: No such file"),
+        (["run", "train.py"], "cannot read train.py: No such file"),
         (["run", "mine.yaml"], "cannot read the recipe mine.yaml"),
         (["run", f"{'n' * 300}.py"], "File name too long"),
-        (["report", "n" * 300], "File name too long"),
         *(
             (["verify", *wrong], said)
             for *wrong, said in (
@@ -146,22 +145,6 @@ def test_a_folder_is_no_recipe(capsys: pytest.CaptureFixture[str]) -> None:
             assert main(["run", work, *options]) == 2
             said = capsys.readouterr().err
             assert codes(said) == ["HT-work-not-a-script"] and command in said
-
-
-@pytest.mark.parametrize(
-    ("work", "words"),
-    [
-        ("explore.ipynb", "nbconvert"),
-        ("app.pyz", "run_path('app.pyz'"),
-        ("job.sh", "Python script"),
-        ("python", "run SCRIPT.py"),
-    ],
-)
-@pytest.mark.parametrize("command", ["run", "submit"])
-def test_other_code_than_a_script(command: str, work: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, work, "train.py"]) == 2
-    said = capsys.readouterr().err
-    assert codes(said) == ["HT-work-not-a-script"] and words in said
 
 
 def test_what_begins_like_a_choice_is_meant_first() -> None:

@@ -14,7 +14,7 @@ from hpctrain.cli.main import main
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.events.kinds import StoppedEvent
-from hpctrain.common.run.plan import THREADS, Plan
+from hpctrain.common.run.plan import Plan
 from hpctrain.common.shards.folders import training_fingerprint
 from support import needs
 from support.golden import check_text
@@ -36,7 +36,6 @@ def plan() -> Plan:
     ("arguments", "said"),
     [
         (["--launcher", "mpiexec"], "HT-choice-unknown"),
-        (["--stop-signal", "KILL"], "HT-choice-unknown"),
         (["--stop-seconds", "0"], "--stop-seconds"),
         (["--env", "A B=1"], "HT-option-bad-value"),
         (["--env", "NOT_SET_ANYWHERE"], "HT-variable-not-set"),
@@ -53,25 +52,16 @@ def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[s
 
 
 @needs.pytorch
-def test_threads_of_all_libraries_are_set_alike(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("MKL_NUM_THREADS", "5")
-    assert main(["run", "digits", "-np", "1", "--threads", "3", "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert all(f"{name}=3" in said for name in (*THREADS, "TF_NUM_INTRAOP_THREADS"))
-
-
 def test_the_plan_keeps_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FROM_HERE", "it's $HOME")
     Path("train.py").touch()
     options = ["--env", "A=1=2", "--env", "FROM_HERE", "--launcher-arguments", "--mca a 'b c'"]
-    options += ["--stop-signal", "SIGUSR1", "--stop-seconds", "7", "--idle-restarts", "0", "--restarts", "5"]
+    options += ["--stop-seconds", "7", "--restarts", "5"]
     assert main(["run", "train.py", "--run-dir", "run", *options]) == 0
     made = plan()
     assert made.start.environment == {"A": "1=2", "FROM_HERE": "it's $HOME"}
     assert made.start.arguments == ("--mca", "a", "b c")
-    assert made.stop.model_dump() == {"signal": "USR1", "seconds": 7.0, "restarts": 5, "idle_restarts": 0}
+    assert made.stop.model_dump() == {"seconds": 7.0, "restarts": 5}
 
 
 @pytest.mark.slow
@@ -169,7 +159,7 @@ def test_resuming_with_another_recipe(monkeypatch: pytest.MonkeyPatch, capfd: py
     assert main(["run", "--resume", *here]) == 4
     kinds = [event.event for event in events()]
     again = ["start", "fault", "end"]
-    assert kinds == [*again, "changed", "plan", *again, *again]
+    assert kinds == [*again, "changed", *again, *again]
     assert events()[3].differences == {"epochs": (20, 5), "guard.every": (100, 7)}
 
 
@@ -195,7 +185,7 @@ def test_a_checkpoint_is_of_one_model_optimizer_and_data(
     before = Path("run/plan.json").read_text()
     assert main([*resume, "--set", change]) == 2
     error = capfd.readouterr().err
-    assert f"{path} is of " in error and said in error and "another --run-dir" in error
+    assert str(path) in error and set(said.split("=")) <= {*error.split()} and "another --run-dir" in error
     assert Path("run/plan.json").read_text() == before
     for fits in ("optimizer.learning_rate=0.1", "precision=bf16", "epochs=6"):
         assert main([*resume, "--set", fits, "--dry-run"]) == 0
@@ -230,7 +220,7 @@ def test_a_text_may_be_elsewhere_but_not_another_nor_of_another_model(
     }.items():
         assert main([*resume, new]) == 2
         said = capfd.readouterr().err
-        assert codes(said) == ["HT-checkpoint-of-other-value"] and old in said and new in said
+        assert codes(said) == ["HT-checkpoint-of-other-value"] and {*old.split("="), *new.split("=")} <= {*said.split()}
 
 
 @needs.pytorch
@@ -248,29 +238,6 @@ def test_a_run_that_is_done_can_be_made_longer(
 
 
 MPIRUN = "if [ \"$1\" = --version ]; then echo 'mpirun (Open MPI) 5.0.11'; exit; fi"
-NO_DAEMON_WORDS = "no daemon could be started"
-NO_DAEMON = f"echo '{NO_DAEMON_WORDS}'; exit 1"
-
-
-def test_no_launcher_works_in_a_job(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """As where a node died: the job may come back, but not for ever."""
-    begun("--idle-restarts", "1")
-    programs(monkeypatch, mpirun=f"{MPIRUN}\nls -d run/.hpctrain-probe-*; {NO_DAEMON}", srun="exit 1")
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
-    for attempt in (2, 3):
-        assert main(["run", "--resume", "--run-dir", "run", "-np", "2"]) == 4
-        said = capfd.readouterr().err
-        assert codes(said)[-1] == "HT-launcher-none-works"
-        assert "run/.hpctrain-probe-" in said
-        last = events()[-3:]
-        assert [event.event for event in last] == ["start", "fault", "end"]
-        assert (last[0].attempt, last[0].job, last[0].launcher) == (attempt, "17", "none")
-        assert NO_DAEMON_WORDS in last[1].message
-        assert last[2].status == json.loads(Path("run/summary.json").read_text())["status"] == "resumable"
-    assert not list(Path("run").glob(".hpctrain-probe-*"))
-    assert main(["run", "--resume", "--run-dir", "run", "-np", "2"]) == 1
-    said = capfd.readouterr().err
-    assert codes(said) == ["HT-run-no-progress"] and "2 attempts" in said
 
 
 def test_the_backend_and_the_hosts_are_those_of_now(

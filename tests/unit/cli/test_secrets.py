@@ -134,15 +134,6 @@ def test_an_address_with_a_password_is_a_secret(
     assert not [path for path, content in _files(Path("run")).items() if b"hush" in content]
 
 
-@pytest.mark.parametrize(
-    "arguments", ["-x HF_TOKEN=hush-hush", "--export=ALL,HF_TOKEN=hush-hush", "-genv HF_TOKEN hush-hush"]
-)
-def test_a_secret_for_the_launcher_is_refused(arguments: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "digits", "--launcher-arguments", arguments]) == 2
-    said = capfd.readouterr().err
-    assert codes(said) == ["HT-secret-exposed"] and "--env HF_TOKEN" in said and "hush-hush" not in said
-
-
 def test_a_secret_in_a_profile_is_refused() -> None:
     Path("own.yaml").write_text("name: own\nsource: here\nenvironment:\n  HF_TOKEN: hush-hush\n")
     with refused("HT-secret-exposed", name="HF_TOKEN") as caught:

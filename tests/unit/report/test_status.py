@@ -146,14 +146,14 @@ def test_the_reason_in_a_jobs_log(tmp_path: Path) -> None:
     message = known(tmp_path, [], jobs=jobs, job_ids=("12", "13", "14")).message
     assert message.endswith(f"slurmstepd: \\u001b[31mexec failed ({logs}/job-13.log)")
     with (logs / "job-13.log").open("a") as file:
-        file.write("error[HT-launcher-none-works]: none works\n  mend it\n")
+        file.write("error[HT-launcher-none-installed]: none works\n  mend it\n")
     assert (
-        f"error[HT-launcher-none-works]: none works ({logs}/job-13.log)"
+        f"error[HT-launcher-none-installed]: none works ({logs}/job-13.log)"
         in known(tmp_path, [], jobs=jobs, job_ids=("12", "13")).message
     )
     status = known(tmp_path, [], jobs=[], job_ids=("13",))
-    assert "HT-launcher-none-works" in status.message and status.resume is None
-    assert "HT-launcher-none-works" in render(RunDirectory(tmp_path / "run"))
+    assert "HT-launcher-none-installed" in status.message and status.resume is None
+    assert "HT-launcher-none-installed" in render(RunDirectory(tmp_path / "run"))
     assert not may_go_on(None, last_words(RunDirectory(tmp_path / "run")))
     for last in ("stopped[HT-disk-full]: no space", "out of memory"):
         (logs / "job-13.log").write_text(f"{last}\n")

@@ -69,17 +69,9 @@ class StartEvent(BaseEvent):
     hosts: tuple[Text, ...] | None = Field(default=None, description="in the order of the ranks")
     host: Text | None = Field(default=None, description="of the launcher; null where none of hpctrain's is running")
     pid: Count | None = Field(default=None, description="of the launcher; null where none of hpctrain's is running")
-    plan: str | None = Field(default=None, description="SHA-256 of plan.json, which holds the recipe")
     script: str | None = Field(
         default=None, description="SHA-256 of the script; null for a recipe, and where the launcher cannot read it"
     )
-
-
-class PlanEvent(BaseEvent):
-    """``plan.json`` is about to be replaced. Written first, so that a crash leaves no plan that nothing tells of."""
-
-    event: Literal["plan"] = "plan"
-    sha256: str = Field(description="of the file's new content")
 
 
 class DamagedEvent(BaseEvent):
@@ -364,7 +356,6 @@ class OtherEvent(BaseEvent):
 
 KnownEvent = (
     StartEvent
-    | PlanEvent
     | DamagedEvent
     | ChangedEvent
     | RunEvent

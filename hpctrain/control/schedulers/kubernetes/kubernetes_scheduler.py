@@ -35,8 +35,8 @@ from hpctrain.control.schedulers.kubernetes.manifests import (
     manifest_text,
     manifests,
 )
-from hpctrain.control.schedulers.profile import ClusterProfile, KubernetesProfile
-from hpctrain.control.schedulers.scheduler import Cluster, Order, Say, Scheduler, Submitted
+from hpctrain.control.schedulers.profile import KubernetesProfile
+from hpctrain.control.schedulers.scheduler import Order, Say, Scheduler, Submitted
 
 # With an index or -launcher appended it has to be a host name of at most 63 characters.
 _LONGEST_NAME = 48
@@ -57,16 +57,6 @@ _NOT_HERE = frozenset(
 
 class Kubernetes(Scheduler):
     """Indexed Jobs. A run's directory is on a volume, and does not know of its jobs."""
-
-    def cluster(self, profile: ClusterProfile | None, partition: str | None) -> Cluster:
-        if profile is not None and profile.kubernetes is None:
-            raise HpctrainError(
-                "HT-profile-lacks-key",
-                "the profile {profile} is for Kubernetes, and says nothing of it",
-                "slurm/clusters/kubernetes.yaml has a section kubernetes to copy",
-                profile=profile.name,
-            )
-        return super().cluster(profile, partition)
 
     def describe(self, order: Order, say: Say) -> str:
         return manifest_text(prepare_pods(order))

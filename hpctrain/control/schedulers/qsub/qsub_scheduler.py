@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import os
 import pwd
 import re
 import shlex
@@ -13,22 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.extras import require_trackers
-from hpctrain.common.files.printable import shell_word
-from hpctrain.common.files.whole import write_whole
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan
-from hpctrain.control.launchers.launcher_choice import require_choices
 from hpctrain.control.schedulers.job_request import JobRequest
-from hpctrain.control.schedulers.job_script import render
+from hpctrain.control.schedulers.job_script import ScriptScheduler, render
 from hpctrain.control.schedulers.jobs import slurm_seconds
 from hpctrain.control.schedulers.profile import ClusterProfile
-from hpctrain.control.schedulers.scheduler import Order, Say, Scheduler, Submitted
-from hpctrain.control.schedulers.submission import made_run, record, run_path
+from hpctrain.control.schedulers.scheduler import Order
 
-SECONDS = 60.0
 # Options of `hpctrain submit` that are Slurm's, or that only its jobs act on.
 NOT_HERE = frozenset(
     (
@@ -40,9 +32,10 @@ NOT_HERE = frozenset(
 _PLAIN = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
 
 
-class QsubScheduler(Scheduler):
+class QsubScheduler(ScriptScheduler):
     """Jobs of ``qsub``. A job whose time ends writes a checkpoint, and sees to it that the run goes on."""
 
+    ends = "qdel"
     name: ClassVar[str]
     # Of a directive's line.
     prefix: ClassVar[str]
@@ -50,8 +43,6 @@ class QsubScheduler(Scheduler):
     number: ClassVar[str]
     # Bash by which a job that is not finished lets the run go on.
     again: ClassVar[str]
-    # Of qsub, so that it prints the job's number alone.
-    terse: ClassVar[tuple[str, ...]] = ()
     # Options that it cannot honour.
     refused: ClassVar[frozenset[str]] = NOT_HERE
 
@@ -63,44 +54,10 @@ class QsubScheduler(Scheduler):
             HpctrainError: the profile lacks what this scheduler needs.
         """
 
-    def describe(self, order: Order, say: Say) -> str:
-        plan = order.plan()
-        return self._script(order, plan, run_path(order, plan))
+    def command(self, directory: RunDirectory) -> tuple[str, ...]:
+        return ("qsub", str(directory.script))
 
-    def submit(self, order: Order, say: Say) -> Submitted:
-        plan = order.plan()
-        require_choices(plan)
-        require_trackers(plan.trackers, {**os.environ, **order.cluster.profile.environment})
-        with made_run(order, plan, {}) as directory:
-            write_whole(directory.script, self._script(order, plan, directory.path).encode(), private=True)
-            done = run_program(*self._qsub(directory.script), seconds=SECONDS)
-            number = re.match(r"\d+", done.stdout.strip())
-            if done.returncode != 0 or number is None:
-                raise HpctrainError(
-                    "HT-job-refused",
-                    "qsub refuses the job: {reason}",
-                    "hpctrain submit … --dry-run shows its script",
-                    reason=done.stderr.strip() or done.stdout.strip(),
-                )
-            record(directory, order, [number[0]], shlex.join(self._qsub(directory.script)))
-        advice = f"submitted as job {number[0]}; see its state: hpctrain status {shell_word(directory.path)}"
-        return Submitted(directory=directory.path, jobs=(number[0],), advice=advice)
-
-    def cancel(self, jobs: Sequence[str]) -> None:
-        done = run_program("qdel", *jobs, seconds=SECONDS)
-        if done.returncode != 0:
-            raise HpctrainError(
-                "HT-program-failed",
-                "qdel {jobs} failed: {reason}",
-                exit_code=1,
-                jobs=" ".join(jobs),
-                reason=done.stderr.strip() or done.stdout.strip(),
-            )
-
-    def _qsub(self, script: Path) -> tuple[str, ...]:
-        return ("qsub", *self.terse, str(script))
-
-    def _script(self, order: Order, plan: Plan, directory: Path) -> str:
+    def script(self, order: Order, plan: Plan, directory: Path) -> str:
         for option in sorted(self.refused & {*order.options}):
             raise HpctrainError(
                 "HT-option-not-usable-here",
@@ -126,7 +83,7 @@ class QsubScheduler(Scheduler):
                 time=request.time,
                 seconds=request.signal_seconds,
             )
-        qsub = shlex.join(self._qsub(RunDirectory(directory).script))
+        qsub = shlex.join(self.command(RunDirectory(directory)))
         numbers = {"nodes": request.nodes, "ranks": request.ranks, "gpus_per_node": request.gpus_per_node}
         lines = [*self.directives(profile, request, directory), *(_filled(line, numbers) for line in profile.qsub)]
         if plan.start.passed:
@@ -139,7 +96,6 @@ class QsubScheduler(Scheduler):
             folder=Path.cwd(),
             bin=Path(sys.executable).parent,
             number=self.number,
-            signal=request.signal,
             seconds=seconds - request.signal_seconds if seconds else None,
             again=self.again.format(qsub=qsub),
             qsub=qsub,

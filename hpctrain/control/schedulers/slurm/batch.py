@@ -15,7 +15,7 @@ from typing import Any
 from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory, read_model
-from hpctrain.common.run.stopping import RESUMABLE, is_cancelled
+from hpctrain.common.run.stopping import JOB_SIGNAL, RESUMABLE, is_cancelled
 from hpctrain.control.schedulers.job_request import SETTINGS, JobSettings
 from hpctrain.control.schedulers.slurm.job_nodes import (
     check_nodes,
@@ -43,8 +43,8 @@ def run_batch(directory: Path, told: str | None, say: Callable[[str], None]) -> 
     """
     settings = read_model(directory / SETTINGS, JobSettings)
     batch = _Batch(directory, settings, told, say)
-    for name in (settings.request.signal, "TERM"):
-        signal.signal(getattr(signal, f"SIG{name}"), batch.hear)
+    for number in (JOB_SIGNAL, signal.SIGTERM):
+        signal.signal(number, batch.hear)
     status = batch.train()
     if status == RESUMABLE:
         batch.go_on()
@@ -77,7 +77,7 @@ class _Batch:
         some clusters it gets one from Slurm.
         """
         if self._stops() and self._child:
-            self._child.send_signal(getattr(signal, f"SIG{self._request.signal}"))
+            self._child.send_signal(JOB_SIGNAL)
 
     def train(self) -> int:
         """Run or resume the training on nodes that are prepared for it; returns its exit status."""
@@ -136,8 +136,7 @@ class _Batch:
         # It takes the job's hosts, orders them, starts the ranks, and goes on from the newest checkpoint.
         status = self._follow("run", "--resume", "--run-dir", str(run.path))
         # One that a signal ended was told before it could listen: nothing had begun.
-        killed = {-signal.SIGTERM, -getattr(signal, f"SIG{self._request.signal}")}
-        self._begun = not (self._stops() and status in killed)
+        self._begun = not (self._stops() and status in (-signal.SIGTERM, -JOB_SIGNAL))
         if not self._begun:
             return RESUMABLE
         return _of_shell(status)

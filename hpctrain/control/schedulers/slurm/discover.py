@@ -93,7 +93,7 @@ def profile_from(config: str, partitions: str, nodes: str, *, partition: str | N
     profile = validate(
         _values(settings, chosen, kinds.most_common(1)[0][0])
         | {"partition": ",".join(keys["PartitionName"] for keys in named)}
-        | {"source": f"scontrol of Slurm {version} on {today.isoformat()}", "remark": "discovered"},
+        | {"source": f"scontrol of Slurm {version} on {today.isoformat()}"},
         ClusterProfile,
         lambda _: f"what Slurm says of the partition {name!r} makes no profile",
         "cluster profile",
@@ -138,9 +138,7 @@ def _kind(node: Settings, partition: Settings) -> NodeKind | None:
     if not cpus or not cores:
         return None
     # Without the cores that the site keeps from jobs; CPUEfctv is new in 22.05.
-    reserved = (_number(node, "CoreSpecCount") or 0) * (_number(node, "ThreadsPerCore") or 1)
-    of_node, of_socket = (_number(partition, key) or cpus for key in ("MaxCPUsPerNode", "MaxCPUsPerSocket"))
-    available = min(_number(node, "CPUEfctv") or cpus - reserved, of_node, of_socket * sockets, cpus)
+    available = min(_number(node, "CPUEfctv") or cpus, _number(partition, "MaxCPUsPerNode") or cpus, cpus)
     # Slurm's CPUs are cores or hardware threads, as the site configures it.
     threads = max(1, cpus // cores)
     available_cores = max(1, min(available // threads, cores))
@@ -190,9 +188,7 @@ def _values(config: Settings, partition: Settings, kind: NodeKind) -> dict[str, 
     node: dict[str, Any] = {"gpus": kind.gpus, "cores": kind.cores, "threads_per_core": kind.threads}
     node["exclusive"] = exclusive
     if kind.gpus:
-        # Only select/cons_tres supports --gpus-per-node.
-        tres = config.get("SelectType", "select/cons_tres") == "select/cons_tres"
-        node |= {"gpu_type": kind.gpu_type or None, "gpu_option": "gpus-per-node" if tres else "gres"}
+        node["gpu_type"] = kind.gpu_type or None
     if exclusive:
         most = _number(partition, "MaxMemPerNode")
         # All of the nodes' memory, or as much as a job may have.

@@ -2,68 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
-from hpctrain.common.cluster.programs import program_output, run_program
+from hpctrain.common.cluster.programs import program_output
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.printable import shell_word
+from hpctrain.common.files.printable import encodable
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.plan import Plan
+from hpctrain.control.schedulers.job_request import SETTINGS, JobRequest, JobSettings
+from hpctrain.control.schedulers.job_script import ScriptScheduler, render
 from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.profile import ClusterProfile
-from hpctrain.control.schedulers.scheduler import Cluster, Order, Say, Scheduler, Submitted
+from hpctrain.control.schedulers.scheduler import Cluster, Order
 from hpctrain.control.schedulers.slurm.queue import job_states, jobs_of_user
-from hpctrain.control.schedulers.submission import run_path
 
-_SECONDS = 30.0
-_NOT_BY_ITSELF = (
-    "# To look at: sbatch of this file alone ends without a log, because hpctrain submit makes the run directory\n"
-    "# with plan and logs, and submits this script too."
-)
 # sacct marks an unknown number by one of the two largest values of 64 bits.
 _UNKNOWN = 2**64 - 2
+# What a directive needs no quotes for.
+_PLAIN = re.compile(r"[\w@%+=:,./\[\]*|&()!~^-]+", re.ASCII)
 
 
-class Slurm(Scheduler):
-    """``sbatch``, ``squeue``, ``sacct`` and ``scancel``. What submits is imported late: ``status`` needs none of it."""
+class Slurm(ScriptScheduler):
+    """``sbatch``, ``squeue``, ``sacct`` and ``scancel``."""
 
-    def cluster(self, profile: ClusterProfile | None, partition: str | None) -> Cluster:
+    ends = "scancel"
+    terse = ("--parsable",)
+
+    def discover(self, partition: str | None) -> Cluster:
         from hpctrain.control.schedulers.slurm.discover import discover
 
-        return discover(partition) if profile is None else Cluster(profile=profile)
+        return discover(partition)
 
-    def describe(self, order: Order, say: Say) -> str:
-        from hpctrain.control.schedulers.slurm.sbatch import prepare, require_log_path
-
-        job = prepare(order)
-        for line in job.notices:
-            say(line)
-        directory = run_path(order, job.plan)
+    def script(self, order: Order, plan: Plan, directory: Path) -> str:
+        start = order.training.start
+        if start.container and start.container.runtime == "pyxis" and start.launcher == "mpirun":
+            raise HpctrainError(
+                "HT-launcher-not-usable-here",
+                "pyxis is a plugin of srun: mpirun cannot start its containers",
+                "--launcher srun-pmix",
+            )
         require_log_path(directory)
-        first, _, rest = job.render(directory).partition("\n")
-        return f"{first}\n{_NOT_BY_ITSELF}\n{rest}"
+        return job_script(
+            order.request,
+            order.cluster.profile,
+            run_directory=directory,
+            folder=Path.cwd(),
+            virtual_environment=_virtual_environment(),
+            no_kill=plan.fault_tolerant,
+        )
 
-    def submit(self, order: Order, say: Say) -> Submitted:
-        from hpctrain.control.schedulers.slurm.sbatch import prepare, submit_job
+    def command(self, directory: RunDirectory) -> tuple[str, ...]:
+        return ("sbatch", f"--chdir={directory.path}", str(directory.script))
 
-        job = prepare(order)
-        for line in job.notices:
-            say(line)
-        directory, number = submit_job(order, job)
-        advice = f"submitted as job {number}; see its state: hpctrain status {shell_word(directory.path)}"
-        return Submitted(directory=directory.path, jobs=(number,), advice=advice)
+    def files(self, order: Order) -> Mapping[str, str]:
+        settings = JobSettings(
+            request=order.request,
+            verify=order.verify,
+            check=order.check or order.request.spare > 0,
+            container=order.training.start.container,
+        )
+        return {SETTINGS: f"{settings.model_dump_json(indent=2, exclude_defaults=True)}\n"}
 
     def list(self, jobs: Collection[str] | None, *, user: int, seconds: float) -> Sequence[JobState]:
         return jobs_of_user(user, seconds=seconds) if jobs is None else job_states(sorted(jobs), seconds=seconds)
-
-    def cancel(self, jobs: Sequence[str]) -> None:
-        done = run_program("scancel", *jobs, seconds=_SECONDS)
-        if done.returncode != 0:
-            raise HpctrainError(
-                "HT-slurm-command-failed",
-                "scancel {jobs} failed: {reason}",
-                exit_code=1,
-                jobs=" ".join(jobs),
-                reason=done.stderr.strip(),
-            )
 
     def joules(self, jobs: Sequence[str], *, seconds: float) -> int | None:
         """See :meth:`Scheduler.joules`. Steps are not counted, because they overlap.
@@ -77,3 +81,108 @@ class Slurm(Scheduler):
         printed = program_output("sacct", *options, f"--jobs={','.join(jobs)}", seconds=seconds)
         drawn = [int(line) for line in printed.splitlines() if line.isdecimal()]
         return sum(joules for joules in drawn if joules < _UNKNOWN) or None
+
+
+def _virtual_environment() -> Path | None:
+    """The virtual environment that this hpctrain is installed in; None without one."""
+    here = Path(sys.prefix)
+    return here if sys.prefix != sys.base_prefix and (here / "bin" / "activate").exists() else None
+
+
+def require_log_path(directory: Path) -> None:
+    """Refuse a directory where Slurm (22.05) could not write a job's log, as it interprets % and backslashes.
+
+    Raises:
+        HpctrainError: its path has one of them, or is not UTF-8, as job scripts are.
+    """
+    text = str(directory)
+    if encodable(text) != text or "%" in text or "\\" in text:
+        raise HpctrainError(
+            "HT-run-directory-unfit",
+            "{directory!r}: Slurm writes no log to a path with % or \\, or one that is not UTF-8",
+            "choose another one with --run-dir",
+            directory=text,
+        )
+
+
+def job_script(
+    request: JobRequest,
+    profile: ClusterProfile,
+    *,
+    run_directory: Path,
+    folder: Path,
+    virtual_environment: Path | None = None,
+    no_kill: bool = False,
+) -> str:
+    """The text of the job script.
+
+    Args:
+        profile: gives modules, setup lines and variables.
+        run_directory, folder: absolute; where the run's files are, and where the job is submitted from.
+        virtual_environment: that the script activates.
+        no_kill: the run goes on without a node that fails.
+    """
+    return render(
+        "job.sh.j2",
+        profile,
+        directives=directives(request),
+        run_dir=run_directory,
+        folder=folder,
+        virtual_environment=virtual_environment,
+        no_kill=no_kill,
+        requeue=request.requeue,
+        signal_seconds=request.signal_seconds,
+    )
+
+
+def directive(option: str, value: str | int | None = None) -> str:
+    """The line of one option.
+
+    Within double quotes Slurm's parser (22.05) takes every character as it is, but for the backslash, which makes the
+    next one plain. Outside of them a blank ends the value, even one after a backslash, and # begins a comment.
+
+    Args:
+        option: its long name, without the dashes.
+        value: one line of text; None for an option without a value.
+    """
+    if value is None:
+        return f"#SBATCH --{option}"
+    text = str(value)
+    if not _PLAIN.fullmatch(text):
+        text = '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return f"#SBATCH --{option}={text}"
+
+
+def directives(request: JobRequest) -> tuple[str, ...]:
+    """The options of the job, one per line, without those about the script itself (log, signal, requeue).
+
+    ``--dependency`` is not among them: it is for the first job, and the script is also that of those which follow.
+    """
+    gpus = _gpus(request)
+    requested: dict[str, str | int | None] = {
+        "job-name": request.name,
+        "partition": request.partition,
+        "account": request.account,
+        "qos": request.qos,
+        "constraint": request.constraint,
+        "nodes": request.nodes + request.spare,
+        "ntasks-per-node": request.tasks_per_node,
+        "cpus-per-task": request.cpus_per_task,
+        "gres": gpus,
+        "mem": request.memory,
+        "time": request.time,
+    }
+    lines = [directive(option, value) for option, value in requested.items() if value is not None]
+    if request.exclusive:
+        lines.append(directive("exclusive"))
+    further = {option: value for option, value in request.sbatch.items() if not (gpus and option == "gres")}
+    return (*lines, *(directive(option, value) for option, value in further.items()))
+
+
+def _gpus(request: JobRequest) -> str | None:
+    if not request.gpus_per_node:
+        return None
+    number = f"{request.gpu_type}:{request.gpus_per_node}" if request.gpu_type else str(request.gpus_per_node)
+    # Slurm uses only the last --gres.
+    others = request.sbatch.get("gres")
+    return f"gpu:{number},{others}" if others else f"gpu:{number}"

@@ -136,7 +136,6 @@ def test_all_that_is_wrong_is_named_with_its_place_in_the_event(line: str, keys:
 LINES = [
     '{"time": 1767225600.5, "event": "start", "attempt": 2, "iteration": 46, "restart": 1, "job": "812", '
     '"launcher": "mpirun", "hosts": ["n1", "n2"], "host": "login1", "pid": 4711}',
-    '{"time": 1767225598.0, "event": "plan", "sha256": "5c1d"}',
     '{"time": 1767225599.0, "event": "damaged", "path": "step-00000069", "fault": "rank-1-of-2 is cut short", '
     '"kept_as": "damaged-step-00000069"}',
     '{"time": 1767225599.5, "event": "changed", "differences": {"epochs": [20, 30], "data.path": [null, "/shards"]}}',

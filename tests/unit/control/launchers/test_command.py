@@ -25,6 +25,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.plan import Container, Plan, Slots, Start
 from hpctrain.common.run.request import TrainingRequest
+from hpctrain.control.launchers import launcher_choice
 from hpctrain.control.launchers.command import Command, Launcher, Srun, Torchrun
 from hpctrain.control.launchers.command_line import (
     LaunchSite,
@@ -37,7 +38,6 @@ from hpctrain.control.launchers.command_line import (
 from hpctrain.control.launchers.launcher_choice import (
     bindable_cores,
     first_launcher,
-    needs_proof,
     require_choices,
     require_mitigation,
 )
@@ -238,16 +238,24 @@ def test_an_open_mpi_without_failure_mitigation(tmp_path: Path) -> None:
 
 @needs.pytorch
 def test_ranks_that_heal_have_one_launcher() -> None:
-    """Inside a job nothing is tried for them."""
+    """Inside a job, too, where others have the first that is installed."""
     job = {"SLURM_JOB_ID": "1"}
-    fault_tolerant, ends = (
-        make_plan(
-            TrainingRequest(work=load_recipe("digits", [f"fault_tolerance={word}"]), ranks=2, backend="mpi"), MACHINE
-        )
-        for word in ("shrink", "stop")
-    )
-    assert (needs_proof(fault_tolerant, job), needs_proof(ends, job)) == (False, True)
-    assert isinstance(first_launcher(fault_tolerant, job), MpiInstallation)
+    request = TrainingRequest(work=load_recipe("digits", ["fault_tolerance=shrink"]), ranks=2, backend="mpi")
+    assert isinstance(first_launcher(make_plan(request, MACHINE), job), MpiInstallation)
+
+
+def test_a_job_takes_the_first_launcher_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(TrainingRequest(work=load_recipe("digits"), ranks=2, backend="mpi"), MACHINE)
+
+    def none() -> MpiInstallation:
+        raise HpctrainError("HT-mpi-not-found", "there is no mpirun")
+
+    monkeypatch.setattr(launcher_choice, "find_mpi", none)
+    monkeypatch.setattr(launcher_choice, "_plugins", lambda: ["pmix"])
+    assert first_launcher(plan, {"SLURM_JOB_ID": "1"}) == Srun(mpi="pmix")
+    monkeypatch.setattr(launcher_choice, "_plugins", list)
+    with refused("HT-launcher-none-installed"):
+        first_launcher(plan, {"SLURM_JOB_ID": "1"})
 
 
 def test_settings_of_a_run_are_known_by_their_names() -> None:

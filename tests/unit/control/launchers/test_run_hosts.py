@@ -136,7 +136,6 @@ def test_a_source_that_lacks_a_host_is_passed_over(programs: Path) -> None:
         # An empty option is given.
         (HostOptions(hosts=""), "HT-hosts-not-a-list"),
         (HostOptions(node=""), "HT-file-unreadable"),
-        (HostOptions(interface=""), "HT-interface-not-usable"),
         (HostOptions(routes=Path("nope")), "HT-option-needs-another"),
         (HostOptions(hosts="n1", hostfile=Path("hosts")), "HT-options-exclude-each-other"),
     ],

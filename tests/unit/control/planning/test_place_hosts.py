@@ -76,12 +76,6 @@ def test_interfaces(interface: str) -> None:
     assert hosts.environment["NCCL_SOCKET_IFNAME"] == f"={interface}"
 
 
-@pytest.mark.parametrize("interface", ["", "ib 0", "ib0,", "=ib0", "ib0\n", "$(id)", "a" * 16, "ib0;ib1", "--dry-run"])
-def test_no_interface(interface: str) -> None:
-    with refused("HT-interface-not-usable", interface=interface):
-        place_hosts(dict.fromkeys(NAMES), 6, KnownFabric(FABRIC, "x"), interface=interface)
-
-
 def test_places_for_all_ranks_or_for_none() -> None:
     slot = Slot(gpu=None, adapter=None, cores=(0,))
     with invalid("HT-plan-not-valid"):

@@ -63,7 +63,7 @@ def test_in_a_job_a_benchmark_is_of_this_machine_unless_hosts_are_named(monkeypa
         return {}
 
     monkeypatch.setattr(bench, "run_program", run)
-    monkeypatch.setattr(bench, "choose_launcher", lambda *arguments: None)
+    monkeypatch.setattr(bench, "first_launcher", lambda *arguments: None)
     here = this_machine().host
     bench.measure("step", None)
     bench.measure("loader_rates", 1, backend="single")

@@ -44,32 +44,32 @@ FAULT = FaultEvent(rank=1, host="n2", message="rank 1 on n2 was killed")
 RESUMABLE = EndEvent(status="resumable")
 
 
-def go_on(directory: RunDirectory, idle_restarts: int, *, script: bool = False) -> Attempt | None:
-    return next_attempt(directory, run_events(directory), idle_restarts, script=script)
+def go_on(directory: RunDirectory, restarts: int | None = None, *, script: bool = False) -> Attempt | None:
+    return next_attempt(directory, run_events(directory), restarts, script=script)
 
 
 def test_a_submitted_run_begins(directory: RunDirectory) -> None:
-    assert go_on(directory, 3) == Attempt()
+    assert go_on(directory) == Attempt()
 
 
 def test_a_run_that_is_done_is_not_started(directory: RunDirectory) -> None:
     happened(directory, start(), EndEvent(status="done"))
-    assert go_on(directory, 3) is None
+    assert go_on(directory) is None
     # A rank failed although rank 0 was done.
     happened(directory, FAULT, EndEvent(status="failed"))
-    assert go_on(directory, 3) == Attempt(number=2)
+    assert go_on(directory) == Attempt(number=2)
 
 
 def test_the_newest_whole_checkpoint_is_taken(directory: RunDirectory) -> None:
     happened(directory, start(), checkpoint(directory, 10), checkpoint(directory, 20))
-    assert go_on(directory, 3) == Attempt(number=2, iteration=20)
+    assert go_on(directory) == Attempt(number=2, iteration=20)
     (checkpoint_path(directory.checkpoints, 20) / "rank-0-of-1.safetensors").write_bytes(b"")
-    found = go_on(directory, 3)
+    found = go_on(directory)
     assert found is not None
     assert (found.iteration, len(found.damaged)) == (10, 1)
     (checkpoint_path(directory.checkpoints, 10) / "state.json").unlink()
     with refused("HT-run-checkpoints-lost", at=" at step 20") as e:
-        go_on(directory, 3)
+        go_on(directory)
     assert e.value.exit_code == 1
     assert checkpoint_path(directory.checkpoints, 20).name in e.value.values["reasons"]
 
@@ -80,19 +80,19 @@ def test_a_run_whose_events_are_lost_goes_on_from_its_checkpoint(directory: RunD
         directory.events.touch()
     for iteration in (10, 20):
         checkpoint(directory, iteration)
-    assert go_on(directory, 3) == Attempt(iteration=20)
+    assert go_on(directory) == Attempt(iteration=20)
     (checkpoint_path(directory.checkpoints, 20) / "state.json").unlink()
-    found = go_on(directory, 3)
+    found = go_on(directory)
     assert found is not None and (found.iteration, len(found.damaged)) == (10, 1)
     (checkpoint_path(directory.checkpoints, 10) / "state.json").unlink()
     with refused("HT-run-checkpoints-lost", at="") as caught:
-        go_on(directory, 3)
+        go_on(directory)
     assert caught.value.exit_code == 1
     assert re.search(r"step-0+20.*; .*step-0+10", caught.value.values["reasons"])
     for iteration in (10, 20):
         set_aside(checkpoint_path(directory.checkpoints, iteration))
     with refused("HT-run-checkpoints-lost") as caught:
-        go_on(directory, 3)
+        go_on(directory)
     assert re.search(r"damaged-step-0+10.*; .*damaged-step-0+20", caught.value.values["reasons"])
 
 
@@ -102,68 +102,61 @@ def test_a_damaged_checkpoint_that_no_event_tells_of(directory: RunDirectory) ->
     checkpoint(directory, 10)
     (checkpoint_path(directory.checkpoints, 10) / "rank-0-of-1.safetensors").write_bytes(b"")
     with refused("HT-run-checkpoints-lost", at="") as caught:
-        go_on(directory, 3)
+        go_on(directory)
     assert caught.value.exit_code == 1
     assert checkpoint_path(directory.checkpoints, 10).name in caught.value.values["reasons"]
 
 
 def test_a_run_that_gets_no_further_is_refused_with_its_fault(directory: RunDirectory) -> None:
     happened(directory, start(), checkpoint(directory, 10), RESUMABLE)
-    for _ in range(3):
-        assert go_on(directory, 2) is not None
+    for _ in range(4):
+        assert go_on(directory) is not None
         happened(directory, start(10), FAULT, RESUMABLE)
-    with refused("HT-run-no-progress", attempts=3, iteration=10) as caught:
-        go_on(directory, 2)
+    with refused("HT-run-no-progress", attempts=4, iteration=10) as caught:
+        go_on(directory)
     assert caught.value.exit_code == 1
     assert FAULT.message in caught.value.values["cause"]
-    command = f"hpctrain run --resume --run-dir {shlex.quote(str(directory.path))} --idle"
+    command = f"hpctrain run --resume --run-dir {shlex.quote(str(directory.path))} --restarts 4"
     assert command in caught.value.hint
-    assert go_on(directory, 3) is not None
+    assert go_on(directory, 4) is not None
     # One step further, and it may try again.
     happened(directory, start(10), checkpoint(directory, 11), FAULT, RESUMABLE)
-    assert go_on(directory, 0) == Attempt(number=6, iteration=11)
+    assert go_on(directory, 0) == Attempt(number=7, iteration=11)
 
 
 def test_restarts_of_a_launcher_are_none_of_the_resumes_that_are_counted(directory: RunDirectory) -> None:
-    for _ in range(2):
+    for number in range(4):
+        assert go_on(directory, script=True) is not None, number
         for restart in range(4):
             happened(directory, start(restart=restart), FAULT)
         happened(directory, RESUMABLE)
-    assert go_on(directory, 2, script=True) is not None
-    with refused("HT-run-no-progress", attempts=8, iteration=None):
-        go_on(directory, 1, script=True)
+    with refused("HT-run-no-progress", attempts=16, iteration=None):
+        go_on(directory, 3, script=True)
 
 
-def test_a_launcher_that_died_counts_too(directory: RunDirectory) -> None:
-    happened(directory, start(), start())
-    with refused("HT-run-no-progress", attempts=2, iteration=0):
-        go_on(directory, 1)
-    with refused("HT-run-no-progress", attempts=2, iteration=None):
-        go_on(directory, 1, script=True)
-
-
-def test_a_stop_that_saved_nothing_counts(directory: RunDirectory) -> None:
-    for _ in range(2):
-        happened(directory, start(), RESUMABLE)
-    with refused("HT-run-no-progress", attempts=2, iteration=0):
-        go_on(directory, 1)
+def test_a_launcher_that_died_and_a_stop_that_saved_nothing_count_too(directory: RunDirectory) -> None:
+    happened(directory, start(), RESUMABLE, *[start()] * 3)
+    with refused("HT-run-no-progress", attempts=4, iteration=0):
+        go_on(directory)
+    happened(directory, start())
+    with refused("HT-run-no-progress", attempts=4, iteration=None):
+        go_on(directory, script=True)
 
 
 def test_a_script_that_worked_long_got_further(directory: RunDirectory) -> None:
-    happened(directory, start(), FAULT, RESUMABLE, start(), FAULT, RESUMABLE, start(), FAULT, RESUMABLE)
-    with refused("HT-run-no-progress", attempts=3, iteration=None) as caught:
-        go_on(directory, 1, script=True)
+    happened(directory, *[start(), FAULT, RESUMABLE] * 4)
+    with refused("HT-run-no-progress", attempts=4, iteration=None) as caught:
+        go_on(directory, script=True)
     assert FAULT.message in caught.value.values["cause"]
     lines = [json.loads(line) for line in directory.events.read_text().splitlines()]
     lines[3]["time"] -= 601
     directory.events.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert go_on(directory, 1, script=True) is not None
+    assert go_on(directory, script=True) is not None
 
 
 def test_a_script_that_stops_in_good_order_gets_further(directory: RunDirectory) -> None:
-    for _ in range(9):
-        happened(directory, start(), RESUMABLE)
-        assert go_on(directory, 1, script=True) is not None
+    happened(directory, *[start(), RESUMABLE] * 9)
+    assert go_on(directory, script=True) is not None
 
 
 def test_one_launcher_at_a_time(directory: RunDirectory) -> None:

@@ -33,11 +33,11 @@ def test_a_cluster_of_equal_nodes() -> None:
     discovered = found()
     profile = discovered.profile
     assert (profile.name, profile.partition, profile.time) == ("alpine", "gpu", "1-00:00:00")
-    assert (profile.node.gpus, profile.node.gpu_type, profile.node.gpu_option) == (4, "a100", "gpus-per-node")
+    assert (profile.node.gpus, profile.node.gpu_type) == (4, "a100")
     # 128 hardware threads.
     assert (profile.node.cores, profile.node.threads_per_core) == (64, 2)
     assert (profile.node.memory, profile.node.exclusive) == (None, False)
-    assert (profile.requeue, profile.launcher, profile.fabric, profile.tried) == (True, "auto", None, False)
+    assert (profile.requeue, profile.launcher, profile.fabric) == (True, "auto", None)
     check_text("discovered", "\n".join(discovered.findings))
     assert profile.source == "scontrol of Slurm 22.05.8 on 2026-11-21"
 
@@ -110,8 +110,6 @@ def test_cores_are_physical(cpus: int, sockets: int, each: int, cores: int, thre
     [
         ({"CPUEfctv": "120"}, "UNLIMITED", 60),
         ({"CPUEfctv": ""}, "UNLIMITED", 64),
-        # Slurm before 22.05.
-        ({"CPUEfctv": "", "CoreSpecCount": "4"}, "UNLIMITED", 60),
         ({}, "56", 28),
         ({}, "1", 1),
     ],
@@ -120,10 +118,6 @@ def test_cpus_that_a_job_cannot_have(changed: dict[str, str], limit: str, cores:
     discovered = found(node(**changed), partition("gpu", MaxCPUsPerNode=limit))
     assert discovered.profile.node.cores == cores
     assert any(f", {cores} cores" in line for line in discovered.findings)
-
-
-def test_cpus_of_a_socket_that_a_job_cannot_have() -> None:
-    assert found(node(), partition("gpu", MaxCPUsPerSocket="28")).profile.node.cores == 28
 
 
 @pytest.mark.parametrize(
@@ -142,7 +136,7 @@ def test_whole_nodes() -> None:
     profile = found(partitions=partition("gpu", Default="YES", OverSubscribe="EXCLUSIVE")).profile
     assert (profile.node.exclusive, profile.node.memory) == (True, "0")
     linear = found(config=CONFIG.replace("cons_tres", "linear"))
-    assert (linear.profile.node.exclusive, linear.profile.node.gpu_option) == (True, "gres")
+    assert linear.profile.node.exclusive
     check_text("discovered-whole-nodes", "\n".join(linear.findings))
 
 

@@ -324,13 +324,13 @@ def test_misuse() -> None:
     with refused("HT-secret-exposed", variable="HF_TOKEN"):
         pod_run(start=Start(passed=("HF_TOKEN",)))
     assert pod_run(GPUS, start=Start(passed=("HF_TOKEN",))).plan.start.passed == ("HF_TOKEN",)
-    for volumes, code in (((ClaimMount(claim="a", path="/a", read_only=True),), "HT-profile-not-valid"),):
-        with invalid(code):
-            KubernetesProfile(volumes=volumes)
+    with invalid("HT-profile-not-valid"):
+        KubernetesProfile(volumes=(ClaimMount(claim="a", path="/a", read_only=True),))
     with invalid("HT-profile-not-valid"):
         KubernetesProfile(volumes=(VOLUME,), pod={"containers": []})
-    with invalid("HT-profile-not-valid"):
-        ClusterProfile(name="x", source="x", kubernetes=PLAIN.kubernetes, partition="gpu", modules=("a",))
+    for wrong in ({"kubernetes": PLAIN.kubernetes, "modules": ("a",)}, {"scheduler": "kubernetes"}):
+        with invalid("HT-profile-not-valid"):
+            ClusterProfile(name="x", source="x", **wrong)
 
 
 def prepare_without_image() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.common.run.plan import Container
-from hpctrain.control.schedulers.slurm.sbatch import directive
+from hpctrain.control.schedulers.slurm.slurm_scheduler import directive
 from support.schedulers.fake_programs import Programs
 from support.schedulers.job_scripts import PLAIN, script
 

@@ -11,7 +11,7 @@ from hpctrain.common.run.plan import Start
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.schedulers.job_request import further_options, job_request
 from hpctrain.control.schedulers.profile import NodeProfile
-from hpctrain.control.schedulers.slurm.sbatch import directives
+from hpctrain.control.schedulers.slurm.slurm_scheduler import directives
 from support.refusals import refused
 from support.schedulers.job_scripts import GPUS, PLAIN
 
@@ -36,7 +36,7 @@ def test_the_command_line_goes_before_the_profile() -> None:
 
 
 def test_gpus_as_gres() -> None:
-    node = NodeProfile(gpus=4, gpu_type="a100", gpu_option="gres")
+    node = NodeProfile(gpus=4, gpu_type="a100")
     profile = PLAIN.model_copy(update={"node": node})
     assert "#SBATCH --gres=gpu:a100:4" in directives(job_request(profile, "digits", {}))
     lines = directives(job_request(profile, "digits", {"sbatch": {"gres": "nvme:100"}}))
@@ -101,7 +101,7 @@ def test_a_value_is_refused_with_its_option(asked: dict[str, Any], words: str) -
         ("outpu", "x", "HT-sbatch-option-set-elsewhere", {"option": "outpu"}),
         ("cluster", "b", "HT-sbatch-option-set-elsewhere", {"option": "cluster"}),
         ("Comment", "x", "HT-sbatch-option-not-valid", {"option": "Comment"}),
-        ("comment", "a\nb", "HT-sbatch-option-not-valid", {"option": "comment", "value": "a\nb"}),
+        ("comment", "a\nb", "HT-file-value", {"key": "sbatch.comment"}),
         ("gres", "gpu:1", "HT-sbatch-option-set-elsewhere", {"option": "gres"}),
     ],
 )
@@ -122,7 +122,7 @@ def test_tasks_that_share_gpus() -> None:
     asked = TrainingRequest(work=None, start=Start(share_gpus=True))
     fits = job_request(GPUS, "x", {"gpus_per_node": 1, "tasks_per_node": 4})
     assert fits.training(asked).start.share_gpus
-    assert {"#SBATCH --gpus-per-node=h100:1", "#SBATCH --ntasks-per-node=4"} <= {*directives(fits)}
+    assert {"#SBATCH --gres=gpu:h100:1", "#SBATCH --ntasks-per-node=4"} <= {*directives(fits)}
     for nodes, gpus in ((1, 0), (1, 4), (2, 1)):
         with refused("HT-gpus-not-shareable"):
             job_request(GPUS, "x", {"nodes": nodes, "gpus_per_node": gpus, "tasks_per_node": 4}).training(asked)

@@ -64,7 +64,8 @@ def _process(job: str) -> psutil.Process | None:
 @pytest.fixture(autouse=True)
 def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     entry = EntryPoint("background", f"{__name__}:Background", "hpctrain.schedulers")
-    monkeypatch.setattr(EntryPoint, "load", lambda _: Background)
+    load = EntryPoint.load
+    monkeypatch.setattr(EntryPoint, "load", lambda entry: Background if entry.name == "background" else load(entry))
     monkeypatch.setattr(registry, "entry_points", lambda **_: EntryPoints([entry]))
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text(PROFILE)
@@ -89,7 +90,7 @@ def test_it_passes_submit_status_logs_and_cancel(capsys: pytest.CaptureFixture[s
     assert main(["status", "run", "--json"]) == 0
     status = json.loads(capsys.readouterr().out)
     assert (status["state"], status["jobs"][0]["id"]) == ("running", job)
-    assert main(["cancel", "run", "--save-seconds", "0"]) == 0
+    assert main(["cancel", "run"]) == 0
     assert f"cancelled job {job}, which was RUNNING on here" in capsys.readouterr().out
     assert main(["status", "run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["jobs"] == []

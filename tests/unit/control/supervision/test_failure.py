@@ -168,8 +168,7 @@ def test_what_srun_kills_behind_an_error_is_not_the_cause(directory: RunDirector
 @pytest.mark.parametrize(
     ("error", "silent", "cause"),
     [
-        ("Read error [127.0.0.1]:31404: Connection reset by peer", 1, ("HT-rank-silent", 1, RESUMABLE)),
-        # The launcher may have ended any of them.
+        ("Read error [127.0.0.1]:31404: Connection reset by peer", 1, ("HT-rank-exception", 0, RESUMABLE)),
         ("Connection closed by peer [127.0.0.1]:1", 2, ("HT-rank-exception", 0, RESUMABLE)),
         ("NCCL error: Duplicate GPU detected", 1, ("HT-rank-exception", 0, 1)),
         ("Connection reset by peer", 0, ("HT-rank-exception", 0, 1)),

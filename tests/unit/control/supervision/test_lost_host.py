@@ -162,7 +162,7 @@ def test_with_another_number_of_ranks_the_batch_is_for_those() -> None:
     assert main(["run", "digits", *HOSTS, *SHRINK, "--set", "fault_tolerance.min_ranks=2", "--restarts", "1"]) == 4
     assert json.loads(Path("run/plan.json").read_text())["begun_ranks"] == 4
     for options in (["-np", "2"], []):
-        assert main(["run", "--resume", "--run-dir", "run", "--idle-restarts", "9", *options]) == 0
+        assert main(["run", "--resume", "--run-dir", "run", *options]) == 0
         plan = json.loads(Path("run/plan.json").read_text())
         assert (plan["ranks"], plan["begun_ranks"]) == (2, None)
 

@@ -1,7 +1,4 @@
-"""The part of the other pods of an Indexed Job, without ranks: what each look at a run's events leads to.
-
-The ranks of several pods are in tests/mpi/test_pod_ranks.py.
-"""
+"""The part of the other pods of an Indexed Job, without ranks: what each look at a run's events leads to."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from hpctrain.common.run.plan import Plan, Script, Stop
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.resuming.attempts import Attempt
-from hpctrain.control.supervision.audience import ReadyRun
-from hpctrain.control.supervision.execution import Supervisor, next_restart, wait_seconds
+from hpctrain.control.supervision.audience import Audience, LiveRun, ReadyRun
+from hpctrain.control.supervision.execution import Execution, next_restart, wait_seconds
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupts
 from support import needs
@@ -191,7 +190,12 @@ STEP = StepEvent(
 
 
 @pytest.fixture
-def supervised() -> tuple[Supervisor, ReadyRun]:
+def supervised() -> Execution:
+    directory, run = second_attempt()
+    return execution_of(run, directory)
+
+
+def second_attempt(restart: int = 0) -> tuple[RunDirectory, ReadyRun]:
     """A second attempt that began at a checkpoint."""
     directory, machine = RunDirectory(Path("run")), this_machine()
     begun = make_plan(TrainingRequest(work=load_recipe("digits"), ranks=1, backend="single"), machine)
@@ -200,34 +204,35 @@ def supervised() -> tuple[Supervisor, ReadyRun]:
         writer.emit(StartEvent(attempt=1, iteration=0))
         writer.emit(StartEvent(attempt=2, iteration=10))
     write_checkpoint(directory.checkpoints, progress_of(10), {}, plan=begun.model_dump(mode="json"))
-    run = ReadyRun(plan=begun, machine=machine, launcher=None, attempt=Attempt(number=2, iteration=10))
-    supervisor = Supervisor(run, directory, lambda text: None)
-    supervisor.record(StartEvent(attempt=2, iteration=10))
-    return supervisor, run
+    run = ReadyRun(plan=begun, machine=machine, launcher=None, attempt=Attempt(number=2, iteration=10, restart=restart))
+    return directory, run
+
+
+def execution_of(run: ReadyRun, directory: RunDirectory) -> Execution:
+    live = LiveRun(directory=directory, interrupts=Interrupts(), audience=Audience())
+    return Execution(run, live, lambda directory, plan, status: {})
 
 
 @needs.pytorch
-def test_what_fails_ahead_of_its_first_step(supervised: tuple[Supervisor, ReadyRun]) -> None:
+def test_what_fails_ahead_of_its_first_step(supervised: Execution) -> None:
     """In an attempt that goes on: as an import that fails, which it will do again."""
-    supervisor, run = supervised
-    assert supervisor.next_step(RAISED, run) == RAISED
-    assert isinstance(supervisor.next_step(KILLED, run), ReadyRun)
-    supervisor.record(STEP)
-    assert isinstance(supervisor.next_step(RAISED, run), ReadyRun)
-    supervisor.record(StartEvent(attempt=2, iteration=10))
-    assert supervisor.next_step(RAISED, run) == RAISED
+    assert supervised.next_run(RAISED) == RAISED
+    assert isinstance(supervised.next_run(KILLED), ReadyRun)
+    supervised.show(STEP)
+    assert isinstance(supervised.next_run(RAISED), ReadyRun)
+    supervised.show(StartEvent(attempt=2, iteration=10))
+    assert supervised.next_run(RAISED) == RAISED
 
 
 @needs.pytorch
-def test_a_checkpoint_is_progress(supervised: tuple[Supervisor, ReadyRun]) -> None:
+def test_a_checkpoint_is_progress() -> None:
     """After as many restarts as are allowed in a row."""
-    supervisor, run = supervised
-    run = replace(run, attempt=replace(run.attempt, restart=run.plan.restarts))
-    supervisor.record(STEP)
-    assert supervisor.next_step(RAISED, run) == RAISED
-    directory = RunDirectory(Path("run"))
+    directory, run = second_attempt(restart=3)
+    execution = execution_of(run, directory)
+    execution.show(STEP)
+    assert execution.next_run(RAISED) == RAISED
     write_checkpoint(directory.checkpoints, progress_of(11), {}, plan=run.plan.model_dump(mode="json"))
-    further = supervisor.next_step(RAISED, run)
+    further = execution.next_run(RAISED)
     assert isinstance(further, ReadyRun) and (further.attempt.restart, further.attempt.iteration) == (1, 11)
 
 
@@ -244,7 +249,7 @@ def test_a_script_that_worked_for_long_made_progress_and_one_that_hung_did_not(
         if stalled:
             writer.emit(stall)
     run = ReadyRun(plan=plan, machine=this_machine(), launcher=None, attempt=Attempt(number=2, restart=1))
-    further = Supervisor(run, directory, lambda text: None).next_step(KILLED, run)
+    further = execution_of(run, directory).next_run(KILLED)
     assert (further.attempt.restart if isinstance(further, ReadyRun) else None) == expected
 
 
