@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -182,26 +182,6 @@ def _laid(fabric: Fabric, found: PlacementReport, mesh: str | None, ranks_per_ho
     given = found.given.order
     work = published_work(parse_mesh(mesh).at(ranks_per_host * len(given)))
     return lay(fabric, given, found.placed.order, dict.fromkeys(given, ranks_per_host), work)
-
-
-@app.command()
-def convert(
-    fabric_files: FabricFiles,
-    to: Annotated[Literal["topology.conf", "topology.yaml"], typer.Option(help="Which of Slurm's files.")],
-    *,
-    routes: Routes = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Output file; by default standard output.")] = None,
-) -> None:
-    """Convert a fabric to Slurm's topology file."""
-    from hpctrain.control.topology.convert import topology_conf, topology_yaml
-
-    fabric = _read(fabric_files, routes)
-    _warn(fabric.warnings)
-    text = topology_conf(fabric) if to == "topology.conf" else topology_yaml(fabric)
-    if out:
-        save(out, text)
-    else:
-        answer(text, end="")
 
 
 def _warn(warnings: Sequence[str]) -> None:

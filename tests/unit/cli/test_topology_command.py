@@ -77,7 +77,7 @@ def test_place_reports_crossings_higher_up(write: Callable[..., str], capsys: py
 
 
 def test_the_fabrics_warnings_are_printed(write: Callable[..., str], capsys: pytest.CaptureFixture[str]):
-    assert main(["topology", "convert", "--to", "topology.conf", write(NAMELESS, alone=["n9 mlx5_0"])]) == 0
+    assert main(["topology", "place", "--hosts", "n1,n2", "--fabric", write(NAMELESS, alone=["n9 mlx5_0"])]) == 0
     check_text("topology-warnings", capsys.readouterr().err)
 
 
@@ -134,14 +134,6 @@ def test_place_says_what_is_already_optimal(fabric: str, capsys: pytest.CaptureF
 def test_misuse_of_place(fabric: str, capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]):
     message = run(capsys, "place", "--fabric", fabric, *arguments, code=2)
     assert all(word in message for word in words), message
-
-
-def test_convert(fabric: str, capsys: pytest.CaptureFixture[str]):
-    tree = run(capsys, "convert", fabric, "--to", "topology.conf")
-    assert "Nodes=node[0001-0004]" in tree
-    run(capsys, "convert", fabric, "--to", "topology.conf", "--out", "topology.conf")
-    assert Path("topology.conf").read_text() == tree
-    assert "cluster_default: true" in run(capsys, "convert", fabric, "--to", "topology.yaml")
 
 
 def test_verify_needs_an_allocation(fabric: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
