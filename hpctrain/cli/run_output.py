@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hpctrain.common.cluster.gpus import smallest_memory, usable_gpus
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.directory import RunDirectory, resume_command
 from hpctrain.common.run.plan import Plan
@@ -41,14 +40,6 @@ class Terminal:
             self.notice("\n  ".join(lines))
         if launcher and needs_proof(run.plan):
             self.notice(f"{launcher.name} is the first choice and was not tried; a run uses the first one that works")
-
-    def begun(self, plan: Plan, directory: RunDirectory) -> None:
-        """Warn where the memory of GPUs that ranks share does not suffice."""
-        if plan.start.share_gpus and (memory := smallest_memory()):
-            from hpctrain.control.predict.micro_batch import shared_memory_warning
-
-            if text := shared_memory_warning(plan, memory, usable_gpus()):
-                self.notice(f"warning: {text}")
 
     @contextlib.contextmanager
     def follow(self, plan: Plan, directory: RunDirectory, interrupts: Interrupts) -> Iterator[Audience]:

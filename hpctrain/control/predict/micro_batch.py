@@ -1,11 +1,10 @@
-"""Whether ranks fit their memory: the largest micro-batch that does, and what is said of ranks that share a GPU."""
+"""The largest micro-batch with which a rank of a recipe fits its memory."""
 
 from __future__ import annotations
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.requirements import require_parts
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.run.plan import Plan
 from hpctrain.control.predict.memory import MemorySettings, memory
 from hpctrain.control.predict.training import recipe_training
 from hpctrain.control.predict.transformers.layout import Layout, divisors
@@ -66,20 +65,3 @@ def rank_bytes(recipe: Recipe, ranks: int) -> float:
         parts=training.parts(ranks),
     )
     return memory(training.largest, batch=recipe.batch.at_once(ranks), settings=settings).used
-
-
-def shared_memory_warning(plan: Plan, device_bytes: int, gpus: int) -> str | None:
-    """A sentence if ranks that share a host's GPUs, of so many bytes each, have no room, as far as that is known."""
-    if plan.recipe is None or plan.recipe.batch.micro_batch == "auto":
-        return None
-    try:
-        taken = rank_bytes(plan.recipe, plan.ranks)
-    except HpctrainError:
-        return None
-    ranks = -(-plan.ranks // gpus)
-    if ranks * taken <= device_bytes:
-        return None
-    return (
-        f"{ranks} ranks share a GPU of {device_bytes / 1e9:.3g} GB and take about {ranks * taken / 1e9:.3g} GB of it: "
-        "a smaller micro-batch (--set batch.micro_batch=N), or fewer ranks"
-    )

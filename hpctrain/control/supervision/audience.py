@@ -76,9 +76,6 @@ class Output(Protocol):
     def would_start(self, run: ReadyRun, directory: RunDirectory) -> None:
         """Show how a run would be started, in a dry run."""
 
-    def begun(self, plan: Plan, directory: RunDirectory) -> None:
-        """A new run's directory is made, and its ranks are not started yet."""
-
     def follow(self, plan: Plan, directory: RunDirectory, interrupts: Interrupts) -> AbstractContextManager[Audience]:
         """The audience of a run; it is left when the run has ended."""
 

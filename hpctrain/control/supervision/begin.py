@@ -111,7 +111,6 @@ def begin_run(request: TrainingRequest, machine: Machine, output: Output) -> int
             run = _on_ready_hosts(run, request.run_dir or default, output)
         directory = RunDirectory(request.run_dir) if request.run_dir else new_directory(default)
         directory.create(run.plan)
-        output.begun(run.plan, directory)
         with hold_run(directory, notice=output.notice):
             return _execute(run, directory, interrupts, output)
 

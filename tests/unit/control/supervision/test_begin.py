@@ -34,16 +34,12 @@ class Heard:
         self.ready: list[tuple[ReadyRun, RunDirectory]] = []
         self.lines: list[str] = []
         self.failures: list[Failure | None] = []
-        self.begun_in: list[tuple[int, Path]] = []
 
     def notice(self, text: str) -> None:
         self.notices.append(text)
 
     def would_start(self, run: ReadyRun, directory: RunDirectory) -> None:
         self.ready.append((run, directory))
-
-    def begun(self, plan: Plan, directory: RunDirectory) -> None:
-        self.begun_in.append((plan.ranks, directory.path))
 
     @contextlib.contextmanager
     def follow(self, plan: Plan, directory: RunDirectory, interrupts: Interrupts) -> Iterator[Audience]:
@@ -78,11 +74,10 @@ def test_a_run_is_begun_and_a_second_resume_finds_it_done() -> None:
     heard = Heard()
     assert begin_or_resume(asked(script("print('hello')")), heard, resume=False) == 0
     assert (heard.lines, heard.failures, heard.notices) == (["hello"], [None], [])
-    assert heard.begun_in == [(1, Path("run"))]
     Path("run/summary.json").unlink()
     again = Heard()
     assert begin_or_resume(asked(None), again, resume=True) == 0
-    assert (len(again.notices), again.failures, again.begun_in) == (1, [], [])
+    assert (len(again.notices), again.failures) == (1, [])
     # It was lost between the last event and the summary.
     assert json.loads(Path("run/summary.json").read_text())["status"] == "done"
 
