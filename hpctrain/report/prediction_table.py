@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.common.recipes.mesh import AXES
 from hpctrain.control.predict.prediction import nodes_text
-from hpctrain.control.predict.values import best_measurement
 from hpctrain.report.output import table
 
 if TYPE_CHECKING:
@@ -166,9 +165,6 @@ def prediction_notes(prediction: Prediction, *, explain: bool) -> list[str]:
         lines += ["", "where the interval of the step's time comes from, by share of the variance:"]
         causes = [cause for cause in prediction.causes[:_EXPLAINED] if cause.share >= _LEAST_SHARE]
         lines += [_cause(prediction, cause) for cause in causes]
-        measurement, share = best_measurement(prediction.causes)
-        if measurement:
-            lines.append(f"what would narrow it most, by up to {share:.0%} of the variance: {measurement}")
     return lines
 
 
