@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hpctrain.cli.options import NodeFile, Switches, with_groups
+from hpctrain.cli.options import Switches, with_groups
 from hpctrain.cli.training_options import TrainingOptions
 from hpctrain.cli.work import print_notes
 from hpctrain.common.errors import HpctrainError, nearest
@@ -30,7 +30,6 @@ from hpctrain.control.predict.transformers.language_training import (
 from hpctrain.control.predict.transformers.model_sizes import transformer
 from hpctrain.control.programs.traced_script import trace_script
 from hpctrain.control.schedulers.profile import load_profile
-from hpctrain.control.topology.node_file import node_map_of
 from hpctrain.control.topology.records import LANE_GBIT
 from hpctrain.report.output import answer, answer_json, print_table, tell
 from hpctrain.report.prediction_table import (
@@ -116,7 +115,6 @@ def predict(
     training: TrainingOptions,
     options: PredictionOptions,
     switches: Switches,
-    node: NodeFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Predict how long a training takes, how well it scales, and how much memory and energy it needs. Starts nothing.
@@ -135,7 +133,7 @@ def predict(
     prediction = predict_request(
         asked,
         PredictionRequest(
-            hardware=_hardware(switches, node, options),
+            hardware=_hardware(switches, options),
             nodes=node_counts(nodes),
             backend=training.backend or "auto",
             framework=training.framework or "torch",
@@ -247,7 +245,7 @@ def _no_search(work: str) -> HpctrainError:
     )
 
 
-def _hardware(switches: Switches, node: str | None, options: PredictionOptions) -> Hardware:
+def _hardware(switches: Switches, options: PredictionOptions) -> Hardware:
     stated = Hardware(
         gpu=options.gpu,
         gpus_per_node=options.gpus_per_node,
@@ -256,11 +254,6 @@ def _hardware(switches: Switches, node: str | None, options: PredictionOptions) 
         **vars(switches),
         rdma=not options.tcp,
     )
-    if node:
-        node_map = node_map_of(node)
-        for warning in node_map.warnings:
-            tell(f"hpctrain: warning: {warning}")
-        stated = stated.like(node_map)
     return stated.completed(load_profile(options.cluster).node) if options.cluster else stated
 
 

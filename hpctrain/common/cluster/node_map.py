@@ -55,7 +55,6 @@ class Adapter:
         active: whether a port of it is up, None where the format does not tell.
         virtual: a virtual function of an adapter that this host has whole. A virtual machine that is given nothing but
             virtual functions has none of these.
-        gbit: Gbit/s of all its ports in one direction, None where the format does not tell.
     """
 
     name: str
@@ -64,7 +63,6 @@ class Adapter:
     link_layer: LinkLayer | None = None
     active: bool | None = None
     virtual: bool = False
-    gbit: float | None = None
 
     @property
     def has_device(self) -> bool:
@@ -153,13 +151,6 @@ class NodeMap:
             nearer = sum(self._steps(gpu, kind) < self._steps(gpu, best) for gpu in self.gpus)
             best = kind if 2 * nearer > len(self.gpus) else best
         return tuple(best)
-
-    @property
-    def training_adapters(self) -> tuple[Adapter, ...]:
-        """The ``fabric_adapters`` that are nearest to some GPU if GPUs differ in that, else all of them."""
-        nearest = [set(self.nearest(gpu)) for gpu in self.gpus]
-        usable = self.fabric_adapters
-        return tuple(a for a in usable if any(a in each for each in nearest)) if _differ(nearest) else usable
 
     def nearest(self, gpu: Gpu) -> tuple[Adapter, ...]:
         """The adapters for training traffic that are nearest to a GPU."""

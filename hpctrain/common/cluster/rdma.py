@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 ADAPTERS = Path("/sys/class/infiniband")
@@ -33,13 +30,6 @@ class RdmaPort:
     @property
     def number(self) -> int:
         return int(self.path.name)
-
-    @cached_property
-    def rate(self) -> float:
-        """Gbit/s; NaN where the kernel does not report it."""
-        # 400 Gb/sec (4X NDR)
-        rate = re.match(r"[\d.]+", kernel_text(self.path / "rate"))
-        return float(rate[0]) if rate else math.nan
 
     def __str__(self) -> str:
         return f"{self.adapter.name}:{self.number}"

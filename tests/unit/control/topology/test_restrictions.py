@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,6 @@ from hpctrain.common.cluster.adapter_kinds import link_layer_of_name
 from hpctrain.common.cluster.launch_files import host_variables, slot_variables
 from hpctrain.common.cluster.node_map import PCI_CLASSES, Adapter, Gpu, NodeMap, NumaNode, Slot, checked, slots
 from hpctrain.common.errors import HpctrainError
-from hpctrain.control.predict.network import Hardware
 from hpctrain.control.topology import node_file
 
 
@@ -147,7 +145,6 @@ def test_roce_without_bonds_trains_beside_other_ethernet(other: str) -> None:
     cells = [["PIX", "SYS", "PHB"], ["SYS", "PIX", "SYS"]]
     node_map = node_file.read(smi(cells, ["0-7", "8-15"], "01", ["roce0", "roce1", other]), "f")
     assert variables(node_map, 2) == ("=roce0,roce1", ["roce0:1", "roce1:1"])
-    assert [adapter.name for adapter in node_map.training_adapters] == ["roce0", "roce1"]
 
 
 @pytest.mark.parametrize(
@@ -158,19 +155,6 @@ def test_adapters_that_nccl_does_not_use(name: str, layer: str) -> None:
     assert [adapter.link_layer for adapter in node_map.adapters] == [layer, None]
     assert [adapter.name for adapter in node_map.fabric_adapters] == ["mlx5_0"]
     assert [f"{name} is {layer}" in warning for warning in node_map.warnings] == [True]
-
-
-# predictions
-
-
-def test_a_prediction_takes_adapters_and_their_speed_from_the_map() -> None:
-    node_map = node_file.read(smi([["PIX", "SYS"], ["SYS", "PIX"]], ["0-7", "8-15"], "01", ["mlx5_0", "mlx5_1"]), "f")
-    assert Hardware().like(node_map).link_bytes_per_s is None
-    fast = replace(node_map, adapters=tuple(replace(adapter, gbit=400.0) for adapter in node_map.adapters))
-    hardware = Hardware(gpu="h100-sxm").like(fast)
-    assert (hardware.gpus_per_node, hardware.adapters, hardware.link_bytes_per_s) == (2, 2, 50e9)
-    stated = Hardware(adapters=8, link_bytes_per_s=25e9).like(fast)
-    assert (stated.adapters, stated.link_bytes_per_s) == (8, 25e9)
 
 
 # any map
