@@ -63,17 +63,6 @@ def shared_memory(host: Host) -> Check:
     return judge("shared memory", found, failed=failed, wanted="at least 1 GiB free", remedy=remedy)
 
 
-def temporary_folder(host: Host) -> Check:
-    """mpirun and Python put files there."""
-    return judge(
-        "temporary folder",
-        f"{host.temporary} {host.temporary_fault or 'can be written to'}",
-        failed=bool(host.temporary_fault),
-        wanted="1 MB free",
-        remedy="free some space there, or name another: export TMPDIR=DIR",
-    )
-
-
 def visible_gpus(host: Host) -> Check:
     """Each rank of a host needs a GPU of its own: those that all see, or one or more that it alone sees.
 
@@ -118,7 +107,6 @@ CHECKS: tuple[Callable[[Host], Check], ...] = (
     memlock,
     open_files,
     shared_memory,
-    temporary_folder,
     *network_checks.CHECKS,
     visible_gpus,
     peer_memory,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpctrain.common.cluster.interfaces import read_interfaces
 from hpctrain.common.cluster.rdma import all_ports, kernel_text
-from hpctrain.control.launchers.shortages import TEMPORARY_BYTES, fault, mpirun_folder
+from hpctrain.control.launchers.shortages import fault
 from hpctrain.control.topology.live import this_node
 
 
@@ -49,9 +49,6 @@ class Host:
         shared = root / "dev/shm"
         # Bytes free, None where there is none that can be written to.
         self.shared_memory = None if fault(shared, 0) else shutil.disk_usage(shared).free
-        # Where mpirun and Python put their temporary files, and what is wrong with it, empty where nothing is.
-        self.temporary = mpirun_folder(environment)
-        self.temporary_fault = fault(self.temporary, TEMPORARY_BYTES)
         self.interfaces = tuple(read_interfaces(root))
         self.ports = tuple(all_ports(root / "sys/class/infiniband"))
         # The devices in /dev/infiniband that this process may open.

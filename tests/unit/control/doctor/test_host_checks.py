@@ -54,13 +54,6 @@ FAULTS = {
     "no shared memory": Case(
         check=host_checks.shared_memory, changes={"shared_memory": None}, found="no", remedy="mount"
     ),
-    "temporary folder": Case(
-        check=host_checks.temporary_folder,
-        environment={"TMPDIR": "/scratch"},
-        changes={"temporary_fault": "cannot be written to"},
-        found="/scratch cannot",
-        remedy="TMPDIR",
-    ),
     "NCCL, no such prefix": Case(
         check=network_checks.nccl_interfaces,
         environment={"NCCL_SOCKET_IFNAME": "eth0,ib"},
@@ -202,7 +195,7 @@ def test_a_healthy_host_passes(check: Callable[[Host], Check], tmp_path: Path) -
     assert outcome.remedy == ""
 
 
-NEEDS_NOTHING = (host_checks.open_files, host_checks.shared_memory, host_checks.temporary_folder)
+NEEDS_NOTHING = (host_checks.open_files, host_checks.shared_memory)
 
 
 @pytest.mark.parametrize("check", [check for check in CHECKS if check not in NEEDS_NOTHING])
