@@ -70,7 +70,6 @@ class FakeMachine:
             "memlock": (math.inf, math.inf),
             "nofile": (65536.0, 65536.0),
             "shared_memory": 16 << 30,
-            "temporary_fault": "",
         }
         vars(host).update({**good, **(changes or {})})
         return host

@@ -12,7 +12,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,14 +35,8 @@ _MESSAGES = 8
 _SECONDS = 0.05
 
 # Other users of a machine or a network slow a flow down now and then, and never speed it up. So all flows are measured
-# in turn until each has come near its best several times, and its best counts. A flow that is slow beside the others
-# gets more chances: among many flows one is disturbed several times, but seldom by the same amount.
-_LEAST_PASSES = 3
-_TIMES_NEAR_BEST = 2
-_TIMES_NEAR_BEST_IF_SLOW = 5
-_MOST_PASSES = 15
-_NEAR = 0.9
-_SUSPICIOUS = 0.8
+# in turn several times, and the best of each counts.
+_PASSES = 9
 
 
 def choose_adapter() -> str:
@@ -141,27 +135,12 @@ def best(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def measure_all(comm: MPI.Comm, rounds: list[list[tuple[int, int]]], size: int) -> list[dict[str, Any]]:
     """The flows of all rounds on rank 0; an empty list on the others. Collective."""
     found: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    again = list(range(len(rounds)))
-    for _ in range(_MOST_PASSES):
-        for number in again:
-            for flow in comm.gather(measure(comm, rounds[number], size)) or []:
+    for _ in range(_PASSES):
+        for number, pairs in enumerate(rounds):
+            for flow in comm.gather(measure(comm, pairs, size)) or []:
                 if flow:
                     found.setdefault((number, flow["source"]), []).append({"round": number, **flow})
-        again = comm.bcast(unsure_rounds(found))
     return [best(flows) for flows in found.values()]
-
-
-def unsure_rounds(found: Mapping[tuple[int, int], Sequence[dict[str, Any]]]) -> list[int]:
-    """The rounds with a flow that has to be measured again; ``found`` by round and sender."""
-    bandwidths = {key: [flow["bandwidth"] for flow in flows] for key, flows in found.items()}
-    fastest = max(map(max, bandwidths.values()), default=0.0)
-    return sorted({number for (number, _), measured in bandwidths.items() if not _is_enough(measured, fastest)})
-
-
-def _is_enough(measured: Sequence[float], fastest: float) -> bool:
-    best = max(measured)
-    times = _TIMES_NEAR_BEST if best >= _SUSPICIOUS * fastest else _TIMES_NEAR_BEST_IF_SLOW
-    return len(measured) >= _LEAST_PASSES and sum(each >= _NEAR * best for each in measured) >= times
 
 
 def main(out: str, rounds: str, size: str) -> None:

@@ -82,9 +82,6 @@ class SharedMachine:
         disturbed = self.choose.uniform(0.2, 1) if self.choose.random() < 0.35 else self.choose.uniform(0.95, 1)
         return 10e9 * disturbed * (0.4 if self.slow in (source, target) else 1)
 
-    def bcast(self, rounds: list[int]) -> list[int]:
-        return rounds
-
 
 def judged(monkeypatch: pytest.MonkeyPatch, ranks: int, seed: int, slow: int | None) -> set[str]:
     """The names of what is slow, in one direction or in both."""
