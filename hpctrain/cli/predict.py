@@ -58,8 +58,8 @@ class PredictionOptions:
     transformer: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|SIZES|FILE",
-            help="Predict a transformer instead: llama3-8b; layers=32,width=4096,heads=32,…; or a config.json.",
+            metavar="NAME|SIZES",
+            help="Predict a transformer instead: llama3-8b, or layers=32,width=4096,heads=32,….",
         ),
     ] = None
     gpu: Annotated[
