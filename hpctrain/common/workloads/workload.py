@@ -271,11 +271,6 @@ def read_workload(path: Path) -> Workload:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = dotted(first["loc"])
-        if first["type"] == "json_invalid":
-            problem = first["ctx"]["error"]
-            raise HpctrainError(
-                "HT-file-not-json", "{path} is not a complete JSON file: {problem}", remedy, path=path, problem=problem
-            ) from error
         problem = ": ".join(filter(None, [where, first["msg"]]))
         raise HpctrainError(
             "HT-workload-invalid", "{path} is not a workload: {problem}", remedy, path=path, key=where, problem=problem

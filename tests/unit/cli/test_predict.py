@@ -73,7 +73,7 @@ def test_measured_all_reduces_calibrate(capsys: pytest.CaptureFixture[str]) -> N
         ([*H100, "--framework", "kerass"], "HT-choice-unknown"),
         ([*H100, "--routes", "."], "add --fabric"),
         ([*H100, "--nodes", "99999999999999999999"], "HT-option-bad-value"),
-        ([*H100, "--calibration", "sweeps.json"], "no sweeps"),
+        ([*H100, "--calibration", "sweeps.json"], "neither sweeps"),
         ([*H100, "--set", "data.limit=100", "--set", "batch.drop_last=true"], "no whole batch"),
         ([*H100, "--calibration", "cut.txt"], "cut.txt"),
         (["--gpu", "cpu", "--gpus-per-node", "2", "--backend", "nccl"], "needs GPUs"),

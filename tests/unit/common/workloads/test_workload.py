@@ -102,7 +102,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "code", "key"),
     [
-        (lambda text: text[: len(text) // 2], "HT-file-not-json", None),
+        (lambda text: text[: len(text) // 2], "HT-workload-invalid", ""),
         (lambda text: "[]", "HT-workload-invalid", ""),
         (lambda text: json.dumps({"name": "x"}), "HT-workload-invalid", "sample"),
         (lambda text: text.replace('"flops":1', '"flops":-1', 1), "HT-workload-invalid", "layers.8.flops"),

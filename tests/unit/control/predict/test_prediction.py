@@ -168,10 +168,10 @@ def test_a_calibration_of_another_network_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("text", "code", "key"),
     [
-        ('{"sweeps": [{"model"', "HT-file-not-json", "path"),
+        ('{"sweeps": [{"model"', "HT-calibration-not-valid", "path"),
         ('{"rows": []}', "HT-calibration-not-valid", "path"),
         ('{"sweeps": [{"model": "convnet"}]}', "HT-calibration-not-valid", "path"),
-        ("hello", "HT-file-not-json", "path"),
+        ("hello", "HT-calibration-not-valid", "path"),
     ],
 )
 def test_a_damaged_calibration_names_its_file(tmp_path, text, code, key):
