@@ -45,7 +45,7 @@ _LONG_NAME = 40
 
 
 # Matches 200Gb, 200G, 25Gbit/s, and 25GB/s, in which B stands for bytes.
-_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*[gG](b|bit|B)?(?:ps|/s)?", re.ASCII)
+_RATE = re.compile(r"(\d{1,7}(?:\.\d+)?)\s*[gG](b|bit|B)?(?:ps|/s)?", re.ASCII)
 _MOST_NODES = 1_000_000
 _NUMBER = re.compile(r"\d{1,7}", re.ASCII)
 _DOUBLING = re.compile(r"(\d{1,7})\.\.(\d{1,7})", re.ASCII)

@@ -140,7 +140,6 @@ class Hardware:
 
 def stated_network(hosts: int, *, adapters: int, bytes_per_s: float) -> Network:
     """The network of hosts of which only the adapters and their rate are known: nothing between them is shared."""
-    _require_positive(hosts=hosts, adapters=adapters, bytes_per_s=bytes_per_s)
     return Network(hosts=hosts, rails=adapters, rail_bytes_per_s=bytes_per_s, tree_volume=_tree_volume(hosts))
 
 
@@ -279,7 +278,6 @@ def has_cables(fabric: Fabric) -> bool:
 def rail_rate(fabric: Fabric, adapters: Ints, stated: float | None) -> float:
     """Bytes a second of one adapter in one direction: as stated, else of the fastest of their cables."""
     if stated is not None:
-        _require_positive(bytes_per_s=stated)
         return stated
     if not fabric.has_speeds:
         raise HpctrainError(
@@ -288,15 +286,3 @@ def rail_rate(fabric: Fabric, adapters: Ints, stated: float | None) -> float:
             "state the rate of an adapter as well, such as --link 200Gb",
         )
     return float(fabric.bandwidth[np.isin(fabric.source, adapters)].max())
-
-
-def _require_positive(**numbers: float) -> None:
-    for name, value in numbers.items():
-        if not 0 < value < float("inf"):
-            raise HpctrainError(
-                "HT-network-bad-number",
-                "a network with {name}={value}",
-                f"{name} must be greater than 0, such as 25e9 bytes/s",
-                name=name,
-                value=value,
-            )
