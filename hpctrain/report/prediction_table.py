@@ -153,9 +153,6 @@ def prediction_notes(prediction: Prediction, *, explain: bool) -> list[str]:
         computed = "" if last.layout else f"; it computes {last.at_once} of them"
         samples = f"{last.largest_batch} sample{'' if last.largest_batch == 1 else 's'}"
         lines.append(f"a GPU's memory has room for up to {samples} at once{computed}")
-    if explain:
-        choices = (f"{nbytes / 1e9:.3g} GB with {name}" for name, nbytes in last.memory_choices.items())
-        lines.append("; ".join([f"memory of a rank: {last.memory_bytes.value / 1e9:.3g} GB", *choices]))
     if last.layout is not None:
         lines += _layout_notes(last, explain=explain)
     if prediction.worthwhile is not None:

@@ -52,7 +52,6 @@ class Row:
         efficiency: samples per second and node, against those of the recipe on one node.
         epochs: to the result; None for a script, like all that follows from the length of a run.
         largest_batch: samples that a GPU can compute at once; None on hosts without, which have no energy either.
-        memory_choices: bytes at the peak with what would make them fewer.
         tokens_per_s: of text; None for images, like all that follows.
         step_terms, memory_terms: seconds of a step, and bytes of the rank that needs most, by cause.
         limited_by: the largest of the step's terms.
@@ -71,7 +70,6 @@ class Row:
     minutes: Estimate | None
     memory_bytes: Estimate
     largest_batch: int | None
-    memory_choices: Mapping[str, int]
     node_w: Estimate | None
     kwh: Estimate | None
     facility_kwh: Estimate | None

@@ -12,7 +12,7 @@ import numpy as np
 
 from hpctrain.common.cluster.gpu_models import gpu
 from hpctrain.common.errors import HpctrainError
-from hpctrain.control.predict.memory import RankMemory, fewer, most_samples
+from hpctrain.control.predict.memory import RankMemory, most_samples
 from hpctrain.control.predict.prediction import Node, Run
 from hpctrain.control.predict.training import frozen_warnings
 from hpctrain.control.predict.transformers.axis_shares import AxisShares
@@ -136,23 +136,16 @@ class LanguagePredictor:
 
     def _memory_figures(self, held: RankMemory, layout: Layout) -> dict[str, Any]:
         """The figures of a row about memory, as nvidia-smi shows it."""
-        changed: dict[str, dict[str, Any]] = {
-            "half the samples at once": {"micro_batch": max(1, layout.micro_batch // 2)},
-            "recomputation of cheap operators": {"recomputation": "matmuls"},
-            "recomputation of each layer": {"recomputation": "full"},
-        }
-
-        def needed(**change: Any) -> RankMemory:
-            return memory(self.training.network, replace(layout, **change), sequence=self.training.sequence)
 
         def fits(batch: int) -> bool:
-            return needed(micro_batch=batch).fits(gpu(self.node.gpu).memory_bytes)
+            changed = replace(layout, micro_batch=batch)
+            needed = memory(self.training.network, changed, sequence=self.training.sequence)
+            return needed.fits(gpu(self.node.gpu).memory_bytes)
 
         other = {"fragmentation": held.fragmentation, "communication": held.communication}
         return {
             "memory_bytes": held.estimate(),
             "largest_batch": most_samples(fits),
-            "memory_choices": fewer(held.used, {name: needed(**change).used for name, change in changed.items()}),
             "memory_terms": {**held.tensors, **other},
         }
 
