@@ -16,10 +16,9 @@ from hpctrain.report.output import answer, answer_json, print_table, save, table
 
 if TYPE_CHECKING:
     from hpctrain.control.topology.fabric import Fabric
-    from hpctrain.control.topology.faults import Fault
     from hpctrain.control.topology.mesh_layout import Laid
     from hpctrain.control.topology.placement import Placement, PlacementReport
-    from hpctrain.control.topology.verify import Flow
+    from hpctrain.control.topology.verify import Fault, Flow
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.control.topology.faults import Fault
-from hpctrain.control.topology.verify import End, Flow, compare, incomparable, rounds
+from hpctrain.control.topology.verify import End, Fault, Flow, compare, incomparable, rounds
 from support.golden import check_text
 
 SPEED = 125e6

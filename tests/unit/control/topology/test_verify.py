@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.control.topology.fabric import Fabric
-from hpctrain.control.topology.faults import Fault
 from hpctrain.control.topology.routes import Routes
-from hpctrain.control.topology.verify import End, Flow, adapter_of, compare, rounds
+from hpctrain.control.topology.verify import End, Fault, Flow, adapter_of, compare, rounds
 from support.refusals import refused
 from support.topology.small_fabric import two_levels
 
