@@ -11,7 +11,6 @@ import typer
 
 from hpctrain.cli.options import AsJson, NamedHosts, Routes, with_groups
 from hpctrain.cli.training_options import StartOptions
-from hpctrain.common.errors import HpctrainError
 from hpctrain.report.output import answer, answer_json, print_table, save, table, tell
 
 if TYPE_CHECKING:
@@ -116,7 +115,6 @@ def place(
 @app.command()
 @with_groups
 def verify(
-    ranks: Annotated[int | None, typer.Option("-np", metavar="N", min=2, help="Ranks of this machine.")] = None,
     *,
     hosts: NamedHosts,
     ranks_per_host: Annotated[
@@ -136,36 +134,21 @@ def verify(
     the fabric's links where --fabric or Slurm knows them, and need three hosts to tell which one is slow. The current
     directory has to be one that all hosts share.
     """
-    from hpctrain.common.cluster.machine import usable_cores
     from hpctrain.common.run.plan import HostOptions, Start
     from hpctrain.control.hosts.arrange import FLAT, find_fabric
     from hpctrain.control.programs.links import hosts_to_measure, measure_links
     from hpctrain.control.topology.verify import compare, incomparable
 
     options = HostOptions(**hosts.given())
-    measured = None
-    names: Sequence[str] = ()
-    fabric = None
-    if ranks:
-        if options.model_fields_set:
-            raise HpctrainError(
-                "HT-options-exclude-each-other",
-                "-np measures between ranks of this machine, without a fabric",
-                "leave -np or the other out",
-            )
-        if ranks > (cores := usable_cores()):
-            _warn([f"{ranks} ranks share {cores} cores: that may be what is slow"])
-    else:
-        measured, warnings = hosts_to_measure(options)
-        names = [each.host for each in measured.slots]
-        fabric, known_from = find_fabric(options, names)
-        if known_from != FLAT:
-            tell(f"hpctrain: the fabric: {known_from}")
-        _warn(warnings)
-    flows = measure_links(measured, ranks or ranks_per_host, round(size_mb * 1e6), Start(**start.changes()), options)
+    measured, warnings = hosts_to_measure(options)
+    fabric, known_from = find_fabric(options, [host.host for host in measured.slots])
+    if known_from != FLAT:
+        tell(f"hpctrain: the fabric: {known_from}")
+    _warn(warnings)
+    flows = measure_links(measured, ranks_per_host, round(size_mb * 1e6), Start(**start.changes()), options)
     faults = compare(flows, fabric, slow=slow)
     _print_links(flows, faults, as_json=as_json)
-    if names and not faults and incomparable(flows, fabric):
+    if not faults and incomparable(flows, fabric):
         _warn(["two hosts cannot be compared: a link slow in both directions goes unnoticed; add a third host"])
     raise typer.Exit(3 if faults else 0)
 
