@@ -43,6 +43,9 @@ class SweepRow(Section):
 class Sweep(Section):
     """Step times without communication, as ``hpctrain bench step --sweep --json`` writes them."""
 
+    # Files of earlier versions have further keys.
+    model_config = ConfigDict(extra="ignore")
+
     model: str
     device: str = Field(description="name of a GPU that predictions know, or cpu")
     precision: Precision = "float32"
@@ -50,8 +53,6 @@ class Sweep(Section):
     cores: Count | None = Field(None, description="of the host, which they shared")
     image_size: Count | None = None
     rows: tuple[SweepRow, ...] = Field(min_length=2)
-    fixed_s: float = Field(description="a of t(b) = a + c b")
-    per_sample_s: float = Field(description="c of t(b) = a + c b")
 
     def modelled_s(self, batch: float, values: Values) -> Floats:
         """What the roofline says of a step with so many samples a rank, (columns,)."""
@@ -80,7 +81,6 @@ def make_sweep(
         SweepRow(batch=int(batch), median_s=statistics.median(times), spread=float(np.log(times).std()))
         for batch, times in measured["seconds"].items()
     ]
-    slope, constant = np.polyfit([row.batch for row in rows], [row.median_s for row in rows], 1)
     return Sweep(
         model=model,
         device=device,
@@ -89,8 +89,6 @@ def make_sweep(
         cores=measured["cores"],
         image_size=image_size,
         rows=tuple(sorted(rows, key=lambda row: row.batch)),
-        fixed_s=float(constant),
-        per_sample_s=float(slope),
     )
 
 
