@@ -127,7 +127,7 @@ def verify(
     as_json: AsJson = False,
     start: StartOptions,
 ) -> None:
-    """Measure bandwidth and latency between ring neighbours and across leaves; exit 3 if a bandwidth is low.
+    """Measure the bandwidth between ring neighbours and across leaves; exit 3 if one is low.
 
     Names the slow host, adapter or link, and the direction in which it is slow. Starts ranks on --hosts, by default
     those of the Slurm allocation, as `hpctrain run` does; slots do not count. Flows are compared with each other, with
@@ -225,9 +225,9 @@ def _print_links(flows: Sequence[Flow], faults: Sequence[Fault], *, as_json: boo
     from hpctrain.control.topology.verify import rate
 
     rows = [
-        (str(flow.source), str(flow.target), rate(flow.bandwidth), f"{flow.latency * 1e6:.2f} µs")
+        (str(flow.source), str(flow.target), rate(flow.bandwidth))
         for flow in sorted(flows, key=lambda flow: flow.bandwidth)
     ]
-    print_table(table(("from", "to", "bandwidth", "latency"), rows, left=("from", "to")))
+    print_table(table(("from", "to", "bandwidth"), rows, left=("from", "to")))
     for fault in faults:
         answer(f"slow: {fault}")

@@ -105,7 +105,6 @@ def flows_of(measured: dict[str, Any], plan: Plan) -> list[Flow]:
             source=ends[flow["source"]],
             target=ends[flow["target"]],
             bandwidth=flow["bandwidth"],
-            latency=flow["latency"],
             spread=flow["spread"],
         )
         for flow in measured["flows"]

@@ -42,7 +42,6 @@ class Flow:
 
     Attributes:
         bandwidth: bytes a second, the best of several measurements.
-        latency: one-way seconds without other traffic on the path, the best of several measurements.
         spread: how far the usual measurement was below the best, as a share of the best.
     """
 
@@ -50,7 +49,6 @@ class Flow:
     source: End
     target: End
     bandwidth: float
-    latency: float
     spread: float = 0.0
 
 

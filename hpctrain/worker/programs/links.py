@@ -1,4 +1,4 @@
-"""Bandwidth and latency between ranks, pair by pair.
+"""Bandwidth between ranks, pair by pair.
 
 ``python links.py OUT.json ROUNDS.json BYTES`` on every rank. ROUNDS holds, for each round, the pairs of sender and
 receiver that run at the same time (:func:`hpctrain.control.topology.verify.rounds`). Needs MPI alone: no framework, no
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 _ADAPTERS = ADAPTERS
 _LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
-# The first messages set up connections and register memory.
-_WARMUP = 5
-_PINGS = 100
 _REPEATS = 5
 _MESSAGES = 8
 # The time for one measurement of one flow: a slow link gets fewer messages.
@@ -36,7 +33,7 @@ _SECONDS = 0.05
 
 # Other users of a machine or a network slow a flow down now and then, and never speed it up. So all flows are measured
 # in turn several times, and the best of each counts.
-_PASSES = 9
+_PASSES = 11
 
 
 def choose_adapter() -> str:
@@ -69,16 +66,16 @@ def measure(comm: MPI.Comm, pairs: list[tuple[int, int]], size: int) -> dict[str
     comm.Barrier()
     if rank in sending:
         peer = sending[rank]
-        latency = min(_ping(comm, peer) for _ in range(_WARMUP + _PINGS))
+        # The first message sets up a connection.
+        _send(comm, peer, buffer[:1], 1)
         first = _send(comm, peer, buffer, 1)
         messages, repeats = affordable_messages(first)
         comm.send((messages, repeats), peer)
         seconds = statistics.median([_send(comm, peer, buffer, messages) for _ in range(repeats)] or [first])
-        return {"source": rank, "target": peer, "latency": latency, "bandwidth": messages * size / seconds}
+        return {"source": rank, "target": peer, "bandwidth": messages * size / seconds}
     if rank in receiving:
         peer = receiving[rank]
-        for _ in range(_WARMUP + _PINGS):
-            _pong(comm, peer)
+        _receive(comm, peer, buffer[:1], 1)
         _receive(comm, peer, buffer, 1)
         messages, repeats = comm.recv(source=peer)
         for _ in range(repeats):
@@ -90,20 +87,6 @@ def affordable_messages(seconds: float) -> tuple[int, int]:
     """How many messages at once, and how often, if one takes ``seconds``; 0 times if there is time for no more."""
     messages = min(_MESSAGES, max(1, int(_SECONDS / (_REPEATS * seconds))))
     return messages, min(_REPEATS, int(_SECONDS / (messages * seconds)))
-
-
-def _ping(comm: MPI.Comm, peer: int) -> float:
-    word = np.zeros(1)
-    start = time.perf_counter()
-    comm.Send(word, peer)
-    comm.Recv(word, peer)
-    return (time.perf_counter() - start) / 2
-
-
-def _pong(comm: MPI.Comm, peer: int) -> None:
-    word = np.zeros(1)
-    comm.Recv(word, peer)
-    comm.Send(word, peer)
 
 
 def _send(comm: MPI.Comm, peer: int, buffer: np.ndarray[Any, Any], messages: int) -> float:
@@ -122,11 +105,10 @@ def _receive(comm: MPI.Comm, peer: int, buffer: np.ndarray[Any, Any], messages: 
 
 
 def best(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A flow's best values over all passes, and the share by which its median pass was below (``spread``)."""
+    """A flow's best bandwidth over all passes, and the share by which its median pass was below (``spread``)."""
     bandwidths = [flow["bandwidth"] for flow in measured]
     return {
         **measured[0],
-        "latency": min(flow["latency"] for flow in measured),
         "bandwidth": max(bandwidths),
         "spread": 1 - statistics.median(bandwidths) / max(bandwidths),
     }

@@ -153,7 +153,7 @@ class Measured:
         self.environment: dict[str, str] = {}
         ends = [End(host=host, device="mlx5_0") for host in hosts]
         self.flows = [
-            Flow(round=round, source=a, target=b, bandwidth=slowest if slow in (a.host, b.host) else 40e9, latency=2e-6)
+            Flow(round=round, source=a, target=b, bandwidth=slowest if slow in (a.host, b.host) else 40e9)
             for round, (a, b) in enumerate(itertools.permutations(ends, 2))
         ]
 

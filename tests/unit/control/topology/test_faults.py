@@ -26,7 +26,6 @@ def measured(names: list[str], sends: Shares, receives: Shares, *, rails: int = 
             source=ends[source],
             target=ends[target],
             bandwidth=SPEED * min(share(sends, ends[source]), share(receives, ends[target])),
-            latency=3e-5,
         )
         for number, pairs in enumerate(rounds(len(names), rails))
         for source, target in pairs

@@ -73,7 +73,7 @@ class SharedMachine:
 
     def gather(self, _: object) -> list[dict[str, float]]:
         return [
-            {"source": source, "target": target, "latency": 1e-6 * self.choose.uniform(1, 1.5), "bandwidth": speed}
+            {"source": source, "target": target, "bandwidth": speed}
             for source, target in self.pairs
             for speed in [self.speed(source, target)]
         ]
@@ -93,7 +93,6 @@ def judged(monkeypatch: pytest.MonkeyPatch, ranks: int, seed: int, slow: int | N
             source=End(host=f"h{flow['source']}", device="mlx5_0"),
             target=End(host=f"h{flow['target']}", device="mlx5_0"),
             bandwidth=flow["bandwidth"],
-            latency=flow["latency"],
             spread=flow["spread"],
         )
         for flow in links.measure_all(machine, rounds(ranks), 1)
