@@ -58,7 +58,6 @@ def prediction_record(prediction: Prediction) -> dict[str, Any]:
         "engine": prediction.node.engine,
         "rows": rows,
         **({"candidates": [row_record(row) for row in prediction.candidates]} if prediction.candidates else {}),
-        "worthwhile_nodes": prediction.worthwhile,
         "constants": [
             {"name": name, "value": each.value, "unit": each.unit, "spread": each.spread}
             | {"source": each.source, "kind": each.kind}
@@ -155,9 +154,6 @@ def prediction_notes(prediction: Prediction, *, explain: bool) -> list[str]:
         lines.append(f"a GPU's memory has room for up to {samples} at once{computed}")
     if last.layout is not None:
         lines += _layout_notes(last, explain=explain)
-    if prediction.worthwhile is not None:
-        nodes = nodes_text([prediction.worthwhile])
-        lines.append(f"beyond {nodes} another one adds less than half of the throughput of the first")
     if explain:
         lines += ["", "where the interval of the step's time comes from, by share of the variance:"]
         causes = [cause for cause in prediction.causes[:_EXPLAINED] if cause.share >= _LEAST_SHARE]
