@@ -100,6 +100,11 @@ def load_checked(text: str, path: Path, model: type[M], kind: str, hint: str) ->
     return validate(document.values, model, document.where, kind, hint)
 
 
+def load_shipped(path: Path, model: type[M]) -> M:
+    """Load a file of this installation; errors are those of :func:`load_checked`."""
+    return load_checked(path.read_text(encoding="utf-8"), path, model, "file of hpctrain", "reinstall hpctrain")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Document:
     """The values of a file before a model has checked them.

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from hpctrain.common.cluster.gpu_models import GpuModel, Kind, buses, gpus
-from hpctrain.common.files.checked_yaml import Section, load_checked
+from hpctrain.common.files.checked_yaml import Section, load_shipped
 from hpctrain.common.recipes.keys import NotNegative, Positive
 from hpctrain.control.topology.fabric import Floats
 
@@ -42,9 +42,7 @@ class _Constants(Section):
 @cache
 def constants() -> dict[str, Constant]:
     """All constants by name. A GPU's are called ``GPU.FIELD``, and the largest rate of a bus ``bus.NAME``."""
-    path = Path(__file__).with_name("constants.yaml")
-    text = path.read_text(encoding="utf-8")
-    found = dict(load_checked(text, path, _Constants, "file of constants", "reinstall hpctrain").constants)
+    found = dict(load_shipped(Path(__file__).with_name("constants.yaml"), _Constants).constants)
     for name, each in gpus().items():
         found |= {f"{name}.{key}": value for key, value in _of_gpu(each).items()}
         found[f"{name}.pace"] = Constant(unit="", **each.pace.model_dump())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.common.errors import HpctrainError, nearest
-from hpctrain.common.files.checked_yaml import Section, load_checked
+from hpctrain.common.files.checked_yaml import Section, load_shipped
 from hpctrain.common.recipes.transformer import CHOICES, Transformer
 
 _EXAMPLE = (
@@ -34,9 +34,7 @@ class _KnownFile(Section):
 
 @cache
 def _file() -> _KnownFile:
-    path = Path(__file__).with_name("transformers.yaml")
-    text = path.read_text(encoding="utf-8")
-    return load_checked(text, path, _KnownFile, "file of transformers", "reinstall hpctrain")
+    return load_shipped(Path(__file__).with_name("transformers.yaml"), _KnownFile)
 
 
 def known() -> Mapping[str, Mapping[str, Any]]:
