@@ -50,11 +50,19 @@ def show(fabric_files: FabricFiles, *, routes: Routes = None, as_json: AsJson = 
     from hpctrain.control.topology.summary import counts, leaf_oversubscription, subnets
 
     fabric = _read(fabric_files, routes)
+    numbers, parts, ratios = counts(fabric), subnets(fabric), leaf_oversubscription(fabric)
     if as_json:
-        shape = {**counts(fabric), "by_subnet": subnets(fabric), "oversubscription": leaf_oversubscription(fabric)}
-        answer_json({**shape, "warnings": fabric.warnings})
-    else:
-        _print_fabric(fabric, ", ".join(map(str, fabric_files)))
+        answer_json({**numbers, "by_subnet": parts, "oversubscription": ratios, "warnings": fabric.warnings})
+        return
+    title = ", ".join(map(str, fabric_files))
+    print_table(table(numbers, [[f"{number:,}" for number in numbers.values()]], title=title))
+    for number, part in enumerate(parts if len(parts) > 1 else (), start=1):
+        answer(f"subnet {number}: " + ", ".join(f"{count:,} {kind}" for kind, count in part.items()))
+    if known := sorted(ratio for ratio in ratios.values() if ratio):
+        low, high = f"{known[0]:.3g}:1", f"{known[-1]:.3g}:1"
+        answer(f"oversubscription of the leaves: {low}" + (f" to {high}" if high != low else ""))
+    for warning in fabric.warnings:
+        answer(f"warning: {warning}")
 
 
 @app.command()
@@ -169,21 +177,6 @@ def _laid(fabric: Fabric, found: PlacementReport, mesh: str | None, ranks_per_ho
 def _warn(warnings: Sequence[str]) -> None:
     for warning in warnings:
         tell(f"hpctrain: warning: {warning}")
-
-
-def _print_fabric(fabric: Fabric, title: str) -> None:
-    from hpctrain.control.topology.summary import counts, leaf_oversubscription, subnets
-
-    numbers = counts(fabric)
-    print_table(table(numbers, [[f"{number:,}" for number in numbers.values()]], title=title))
-    parts = subnets(fabric)
-    for number, part in enumerate(parts if len(parts) > 1 else (), start=1):
-        answer(f"subnet {number}: " + ", ".join(f"{count:,} {kind}" for kind, count in part.items()))
-    if ratios := sorted(ratio for ratio in leaf_oversubscription(fabric).values() if ratio):
-        low, high = f"{ratios[0]:.3g}:1", f"{ratios[-1]:.3g}:1"
-        answer(f"oversubscription of the leaves: {low}" + (f" to {high}" if high != low else ""))
-    for warning in fabric.warnings:
-        answer(f"warning: {warning}")
 
 
 def _row(order: Placement, found: PlacementReport) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def build(say: Say, *, force: bool = False) -> tuple[BuildFingerprint, str]:
         HpctrainError: something that the build needs is missing, or the build or its proof failed.
     """
     mpi = find_mpi()
-    toolkit, nccl = find_accelerator()
+    toolkit, nccl = cuda.find_accelerator()
     wanted = current_fingerprint(mpi, toolkit, nccl)
     if not wanted.packages:
         raise HpctrainError(
@@ -57,12 +57,6 @@ def build(say: Say, *, force: bool = False) -> tuple[BuildFingerprint, str]:
         _pip("uninstall", "--yes", "horovod")
         raise
     return wanted, "from the cache" if found else "compiled"
-
-
-def find_accelerator() -> tuple[cuda.Toolkit | None, cuda.Nccl | None]:
-    """CUDA and NCCL, each only where an installed framework can use it."""
-    toolkit = cuda.find_toolkit() if cuda.framework_has_cuda() else None
-    return toolkit, cuda.find_nccl(toolkit) if toolkit else None
 
 
 def _pip(*arguments: str) -> None:
