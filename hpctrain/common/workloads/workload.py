@@ -132,16 +132,6 @@ class Workload(_Network):
         """The number of elements of all parameters."""
         return sum(sum(layer.parameters) for layer in self.layers)
 
-    @property
-    def flops(self) -> int:
-        """FLOPs of a sample's forward pass."""
-        return sum(layer.flops for layer in self.layers)
-
-    @property
-    def backward_flops(self) -> int:
-        """FLOPs of a sample's backward pass."""
-        return sum(layer.backward_flops for layer in self.layers)
-
     @cached_property
     def registered(self) -> tuple[tuple[int, int], ...]:
         """Each parameter in the order of registration: its elements, and the index of its layer."""
