@@ -30,7 +30,6 @@ from hpctrain.control.predict.transformers.language_training import (
 from hpctrain.control.predict.transformers.model_sizes import transformer
 from hpctrain.control.programs.traced_script import trace_script
 from hpctrain.control.schedulers.profile import load_profile
-from hpctrain.control.topology.records import LANE_GBIT
 from hpctrain.report.output import answer, answer_json, print_table, tell
 from hpctrain.report.prediction_table import (
     candidate_table,
@@ -290,15 +289,12 @@ def link_rate(text: str) -> float:
     Raises:
         HpctrainError: the text is no rate.
     """
-    lanes = LANE_GBIT.get(text.strip().upper())
-    if lanes is not None:
-        return 4 * lanes * 1e9 / 8
     rate = _RATE.fullmatch(text.strip())
     if rate is None or float(rate[1]) == 0:
         raise HpctrainError(
             "HT-option-bad-value",
             "--link {text}: not the rate of a link",
-            "in Gbit/s, for example 200Gb; or HDR, NDR",
+            "in Gbit/s, for example 200Gb",
             text=text,
         )
     return float(rate[1]) * 1e9 / (1 if rate[2] == "B" else 8)
