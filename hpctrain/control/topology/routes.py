@@ -337,5 +337,5 @@ def predict_allreduce(routes: Routes, steps: Sequence[Phase], size: float) -> fl
     for step in steps:
         loads = routes.loads(step.source, step.target)
         slowest = float((loads / routes.fabric.bandwidth).max(initial=0.0))
-        seconds += step.repeats * size * step.share * slowest
+        seconds += step.repeats * (size * step.share * slowest)
     return seconds
