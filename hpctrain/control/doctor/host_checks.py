@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 
 from hpctrain.common.cluster.checks import Check, judge, skip
 from hpctrain.common.cluster.gpus import visible_devices
+from hpctrain.common.cluster.programs import run_program
+from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import nearest_existing
 from hpctrain.common.settings import BACKEND, SHARE_GPUS
 from hpctrain.control.doctor import network_checks
@@ -24,6 +28,8 @@ _FILES = 4096
 _SHARED_BYTES = 1 << 30
 _FREE_BYTES = 10**9
 _FREE_FILES = 1000
+# From a node's own storage it takes some seconds; the limit is for a file system that does not answer.
+_IMPORT_SECONDS, _IMPORT_LIMIT = 30.0, 120.0
 _WRITTEN_BYTES = 8 << 20
 # A file system slower than this takes 20 s for a checkpoint of 200 MB (ResNet-50 with momentum).
 _BYTES_PER_S = 10e6
@@ -142,6 +148,27 @@ def _room(name: str, folder: Path, remedy: str) -> Check:
         failed=free < _FREE_BYTES or (counted and status.f_favail < _FREE_FILES),
         wanted=f"at least {_FREE_BYTES / 1e9:g} GB (a checkpoint of a ResNet-50 has 0.2) and {_FREE_FILES:,} files",
         remedy=remedy,
+    )
+
+
+def import_of_torch() -> Check:
+    """Each rank reads thousands of files to import PyTorch, and from a shared file system all ranks at once."""
+    name = "import of torch"
+    if find_spec("torch") is None:
+        return skip(name, "there is no PyTorch in this Python")
+    begin = time.perf_counter()
+    try:
+        done = run_program(sys.executable, "-c", "import torch", seconds=_IMPORT_LIMIT)
+        failed, found = done.returncode != 0, done.stderr.strip().rpartition("\n")[2]
+    except HpctrainError as error:
+        failed, found = True, error.message
+    seconds = time.perf_counter() - begin
+    return judge(
+        name,
+        found if failed else f"{seconds:.1f} s",
+        failed=failed or seconds > _IMPORT_SECONDS,
+        wanted=f"at most {_IMPORT_SECONDS:g} s",
+        remedy="put the environment on each node's own storage: docs/clusters.md, The environment as one archive",
     )
 
 

@@ -50,6 +50,21 @@ def test_a_home_that_takes_no_more_files(tmp_path: Path, monkeypatch: pytest.Mon
         refused(host_checks.home_folder(), f"and 899 files free in {tmp_path}/you (tmpfs)", "HF_HOME")
 
 
+def test_an_import_that_takes_long_or_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_checks, "find_spec", lambda name: None)
+    assert host_checks.import_of_torch().status == "not applicable"
+    monkeypatch.setattr(host_checks, "find_spec", lambda name: name)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    package = tmp_path / "torch.py"
+    package.touch()
+    assert host_checks.import_of_torch().status == "ok"
+    package.write_text("raise ImportError('libmkl is missing')")
+    refused(host_checks.import_of_torch(), "ImportError: libmkl is missing", "one archive")
+    package.write_text("import time; time.sleep(9)")
+    monkeypatch.setattr(host_checks, "_IMPORT_LIMIT", 1.0)
+    refused(host_checks.import_of_torch(), "did not", "one archive")
+
+
 def world(size: int = 2, claimed: int | None = 2, host: str = "n1") -> World:
     name = "Open MPI's mpirun" if claimed else None
     return World(host=host, size=size, mpi="Open MPI 5.0.11", launcher=name, claimed=claimed)
