@@ -117,15 +117,16 @@ def _tables() -> Iterable[bytes]:
 
 def _node(content: bytes, folder: Path) -> None:
     from hpctrain.common.cluster.node_map import slots
-    from hpctrain.control.topology.node_file import node_map_of
+    from hpctrain.control.topology.node_file import read_node_map
 
-    slots(node_map_of(str(write(folder, "node.txt", content))), 2)
+    slots(read_node_map(write(folder, "node.txt", content)), 2)
 
 
 def _nodes() -> Iterable[bytes]:
-    from support.topology.node_texts import GPUS_ONLY, NO_AFFINITY, WITH_ADAPTERS
+    from support.topology.node_texts import GPUS_ONLY, NO_AFFINITY, WITH_ADAPTERS, hwloc_export
 
-    return [text.encode() for text in (GPUS_ONLY, NO_AFFINITY, WITH_ADAPTERS)]
+    texts = (GPUS_ONLY, NO_AFFINITY, WITH_ADAPTERS, hwloc_export("2.0"), hwloc_export("3.0"))
+    return [text.encode() for text in texts]
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The cores of machines: lists as the kernel and nvidia-smi print them, and those of this machine."""
+"""The cores of machines: lists and masks as the kernel, NCCL and hwloc print them, and those of this machine."""
 
 from __future__ import annotations
 
@@ -28,14 +28,36 @@ def cores_of_list(text: str, where: str) -> tuple[int, ...]:
         match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not first <= last < MOST_CPUS:
-            raise HpctrainError(
-                "HT-cores-not-a-list",
-                "{where}: {text!r} is not a list of CPUs such as 0-31,64-95",
-                where=where,
-                text=text.strip()[:80],
-            )
+            raise _no_cpus(text, where, "list of CPUs such as 0-31,64-95")
         cpus.update(range(first, last + 1))
     return tuple(sorted(cpus))
+
+
+def cores_of_mask(text: str, where: str) -> tuple[int, ...]:
+    """The CPUs of a mask of 32-bit words, highest first, such as ``00000000,0000ffff`` or ``0x00000001,,0x0``.
+
+    An empty word is zero, and a mask without commas may be of any length. ``0xf...f``, hwloc's endless run of ones, is
+    refused.
+
+    Raises:
+        HpctrainError: not such a mask.
+    """
+    words = text.strip().split(",")
+    digits = 8 if len(words) > 1 else MOST_CPUS // 4
+    word_of_mask = re.compile(rf"((0x)?[0-9a-fA-F]{{1,{digits}}})?")
+    if len(words) * 32 > MOST_CPUS or not all(map(word_of_mask.fullmatch, words)):
+        raise _no_cpus(text, where, "mask of CPUs such as 00000000,0000ffff")
+    mask = 0
+    for word in words:
+        mask = mask << 32 | int(word or "0", 16)
+    return tuple(cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1)
+
+
+def _no_cpus(text: str, where: str, wanted: str) -> HpctrainError:
+    text = text.strip()[:80]
+    return HpctrainError(
+        "HT-cores-not-a-list", "{where}: {text!r} is not a {wanted}", where=where, text=text, wanted=wanted
+    )
 
 
 def cores_of_nodes(nodes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...] | None]:

@@ -17,12 +17,11 @@ https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from hpctrain.common.cluster.adapter_kinds import LIBFABRIC, UNUSED, LinkLayer
+from hpctrain.common.cluster.adapter_kinds import LIBFABRIC, UNUSED, LinkLayer, is_verbs_device
 from hpctrain.common.errors import HpctrainError, abbreviated, counted
 
 PCI_CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")
@@ -48,7 +47,7 @@ class Adapter:
     """An RDMA device.
 
     Attributes:
-        name: ``mlx5_0``, or nvidia-smi's ``NIC0`` where it printed no legend.
+        name: ``mlx5_0``; its bus ID (it has colons) where the format names no devices.
         bus_id: ``domain:bus:device.function``, None where the format has none.
         numa: its NUMA node, None where unknown.
         link_layer: None where the format does not tell.
@@ -67,7 +66,7 @@ class Adapter:
     @property
     def has_device(self) -> bool:
         """Whether NCCL and UCX know it by its name, and not through libfabric alone."""
-        return self.link_layer not in LIBFABRIC and re.fullmatch(r"NIC\d+", self.name) is None
+        return self.link_layer not in LIBFABRIC and is_verbs_device(self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +222,7 @@ def _homes(node_map: NodeMap, gpus: Sequence[Gpu | None]) -> list[int | None]:
             "HT-ranks-too-many",
             "{ranks} ranks for {cores} cores: every rank needs a core of its own",
             f"start at most {sum(room.values())} ranks here; a node map that was written inside a job has only that "
-            "job's cores: write it outside",
+            "job's cores: write it outside, or with lstopo --disallowed --of xml",
             ranks=len(gpus),
             cores=sum(room.values()),
         )

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from hpctrain.common.cluster.adapter_kinds import LinkLayer, layer_of
 from hpctrain.common.cluster.cores import numa_nodes
 from hpctrain.common.cluster.gpus import opened_nvml
-from hpctrain.common.cluster.node_map import Adapter, Gpu, NodeMap, NumaNode, checked
+from hpctrain.common.cluster.node_map import Adapter, Gpu, NodeMap
 from hpctrain.common.cluster.rdma import kernel_text, ports_of
 from hpctrain.common.errors import HpctrainError
+from hpctrain.control.topology.pcie import Bridges, node_map_of_tree
 
 _PCI = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}|[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"
-
-# The host bridge of a device and the PCIe bridges between it and the device, from the root.
-Bridges = tuple[str, ...]
 
 
 def this_node(root: Path = Path("/")) -> NodeMap:
@@ -38,7 +36,7 @@ def this_node(root: Path = Path("/")) -> NodeMap:
         raise HpctrainError(
             "HT-program-failed",
             "{path} lists no CPUs",
-            "describe the host with a file: nvidia-smi topo -m > node.txt, then --node node.txt",
+            "describe the host with a file: lstopo --of xml node.xml, then --node node.xml",
             path=sys,
         )
     gpus = (_nvml() if here else None) or _gpus_of_driver(sys)
@@ -119,45 +117,3 @@ def _numa(device: Path) -> int | None:
     """The NUMA node of a device; None where the kernel says -1, because the firmware does not report it."""
     node = kernel_text(device / "numa_node")
     return int(node) if node.isdecimal() else None
-
-
-def node_map_of_tree(
-    gpus: Mapping[Gpu, Bridges],
-    adapters: Mapping[Adapter, Bridges],
-    numa_nodes: Sequence[NumaNode],
-    *,
-    where: str,
-) -> NodeMap:
-    """The node map of devices, from the bridges above each.
-
-    Args:
-        where: the source of the devices, for messages.
-
-    Raises:
-        HpctrainError: a device or core occurs twice.
-    """
-    ordered = tuple(sorted(gpus, key=lambda gpu: gpu.index))
-    ordered_adapters = sorted(adapters, key=lambda adapter: (adapter.bus_id or "", adapter.name))
-    # An adapter with two ports may be listed for each.
-    names = tuple({(adapter.name, adapters[adapter]): adapter for adapter in reversed(ordered_adapters)}.values())[::-1]
-    node_map = NodeMap(
-        gpus=ordered,
-        adapters=names,
-        numa_nodes=tuple(sorted(numa_nodes, key=lambda node: node.index)),
-        gpu_adapter=tuple(tuple(pci_class(g.numa, gpus[g], a.numa, adapters[a]) for a in names) for g in ordered),
-    )
-    return checked(node_map, where)
-
-
-def pci_class(numa_a: int | None, a: Bridges, numa_b: int | None, b: Bridges) -> str:
-    """The class of two devices from their NUMA nodes and the bridges above them.
-
-    A PCIe switch is an upstream bridge with a downstream bridge for each device below, so two devices of one switch
-    have at most one bridge each below the last common one.
-    """
-    common = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    if common == 0:
-        return "NODE" if numa_a == numa_b and numa_a is not None else "SYS"
-    if common == 1:
-        return "PHB"
-    return "PIX" if max(len(a), len(b)) - common <= 1 else "PXB"

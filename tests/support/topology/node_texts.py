@@ -1,6 +1,8 @@
-"""Outputs of nvidia-smi on one host, written for these tests."""
+"""Outputs of one host, written for these tests in the tools' formats."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 LEGEND = """
 Legend:
@@ -61,3 +63,54 @@ def with_bonds(virtual: int = 34, virtual_class: str = "SYS") -> str:
         lines.append(f"{device}\t{row}" + (f"\t{48 * numa}-{48 * numa + 47}\t{numa}\t\tN/A" if "GPU" in device else ""))
     names = "".join(f"  NIC{number}: {name}\n" for number, name in enumerate(adapters))
     return "\n".join(lines) + "\n" + LEGEND + "\nNIC Legend:\n\n" + names + "\n"
+
+
+# Bus, name, state of the port, PCI class, and where they matter vendor and model and what else is told of ports.
+ADAPTERS = (("12", "mlx5_0", 4), ("13", "mlx5_1", 1), ("14", "mlx5_2", 4, "0200"))
+
+
+def port_lid(lid: int, port: int = 1) -> str:
+    return f'<info name="Port{port}LID" value="{lid:#x}"/><info name="Port{port}LMC" value="0"/>'
+
+
+def hwloc_export(version: str, adapters: Sequence[tuple[str, str, int, *tuple[str, ...]]] = ADAPTERS) -> str:
+    """One package with two cores of two threads, a GPU and adapters of one switch: two InfiniBand, one Ethernet."""
+    openfabrics = {"2": 3, "3": 32}[version[0]]
+
+    def core(index: int, first: int, second: int) -> str:
+        mask = 1 << first | 1 << second
+        threads = "".join(f'<object type="PU" os_index="{i}" cpuset="{1 << i:#010x}"/>' for i in (first, second))
+        return f'<object type="Core" os_index="{index}" cpuset="{mask:#010x}" nodeset="0x1">{threads}</object>'
+
+    def adapter(bus: str, name: str, state: int, kind: str = "0207", model: str = "15b3:101b", infos: str = "") -> str:
+        return f"""<object type="Bridge" bridge_type="1-1" pci_busid="0000:11:{bus}.0">
+          <object type="PCIDev" pci_busid="0000:{bus}:00.0" pci_type="{kind} [{model}] [15b3:0007] 00">
+            <object type="OSDev" name="ib{bus}" osdev_type="{2 if openfabrics == 3 else 16}"/>
+            <object type="OSDev" name="{name}" osdev_type="{openfabrics}">
+              <info name="NodeGUID" value="0c42:a103:0001:0001"/><info name="Port1State" value="{state}"/>{infos}
+            </object>
+          </object>
+        </object>"""
+
+    return f"""<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE topology SYSTEM "hwloc2.dtd">
+<topology version="{version}">
+  <object type="Machine" os_index="0" cpuset="0x0000000f" nodeset="0x1" gp_index="1">
+    <object type="Package" os_index="0" cpuset="0x0000000f" nodeset="0x1" gp_index="2">
+      <object type="NUMANode" os_index="0" cpuset="0x0000000f" nodeset="0x1" gp_index="3" local_memory="1024"/>
+      {core(0, 0, 2)}{core(1, 1, 3)}
+      <object type="Bridge" bridge_type="0-1" bridge_pci="0000:[0f-1f]">
+        <object type="Bridge" bridge_type="1-1" pci_busid="0000:0f:00.0">
+        <object type="Bridge" bridge_type="1-1" pci_busid="0000:10:00.0">
+          {"".join(adapter(*each) for each in adapters)}
+          <object type="Bridge" bridge_type="1-1" pci_busid="0000:11:0f.0">
+            <object type="PCIDev" pci_busid="0000:15:00.0" pci_type="0302 [10de:20b0] [10de:144e] a1"/>
+          </object>
+        </object>
+        </object>
+        <object type="PCIDev" pci_busid="0000:1f:00.0" pci_type="0300 [1a03:2000] [1a03:2000] 41"/>
+      </object>
+    </object>
+  </object>
+</topology>
+"""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.common.cluster.node_map import PCI_CLASSES, Adapter, Gpu, NodeMap, NumaNode, slots
-from hpctrain.control.topology.live import node_map_of_tree, pci_class
+from hpctrain.control.topology.pcie import node_map_of_tree, pci_class
 from support.refusals import refused
 
 

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.common.cluster.adapter_kinds import link_layer_of_name
+from hpctrain.common.cluster.adapter_kinds import is_verbs_device, link_layer_of_name
 from hpctrain.common.cluster.launch_files import host_variables, slot_variables
 from hpctrain.common.cluster.node_map import PCI_CLASSES, Adapter, Gpu, NodeMap, NumaNode, Slot, checked, slots
 from hpctrain.common.errors import HpctrainError
-from hpctrain.control.topology import node_file
+from hpctrain.control.topology.readers import hwloc, nvidia_smi
+from support.topology.node_texts import hwloc_export
 
 
 def smi(
@@ -44,7 +45,7 @@ def variables(node_map: NodeMap, ranks: int) -> tuple[str | None, list[str | Non
 
 def test_a_list_of_single_cpus_that_was_cut_binds_no_rank() -> None:
     cut = ["0,2,4,6,8,10", "0,2,4,6,8,10", "1,3,5,7,9,11", "1,3,5,7,9,11"]
-    node_map = node_file.read(smi([["PIX", "SYS"]] * 2 + [["SYS", "PIX"]] * 2, cut, "0011", ["mlx5_0", "mlx5_1"]), "f")
+    node_map = nvidia_smi.read(smi([["PIX", "SYS"]] * 2 + [["SYS", "PIX"]] * 2, cut, "0011", ["mlx5_0", "mlx5_1"]), "f")
     placed = slots(node_map, 4)
     assert [(slot.cores, slot.numa) for slot in placed] == [((), 0), ((), 0), ((), 1), ((), 1)]
     assert variables(node_map, 4) == ("=mlx5_0,mlx5_1", ["mlx5_0:1", "mlx5_0:1", "mlx5_1:1", "mlx5_1:1"])
@@ -69,7 +70,7 @@ def test_a_list_of_single_cpus_that_was_cut_binds_no_rank() -> None:
     ],
 )
 def test_cores_of_an_affinity(cpus: list[str], numa: list[str], cores: tuple[int, ...], node: int | None) -> None:
-    [slot] = slots(node_file.read(smi([["PIX"]], cpus, numa, ["mlx5_0"]), "f"), 1)
+    [slot] = slots(nvidia_smi.read(smi([["PIX"]], cpus, numa, ["mlx5_0"]), "f"), 1)
     assert (slot.cores, slot.numa) == (cores, node)
 
 
@@ -93,19 +94,25 @@ def test_which_adapters_distances_single_out(
     cells: list[list[str]], expected: tuple[str | None, list[str | None]]
 ) -> None:
     names = [f"mlx5_{i}" for i in range(4)]
-    node_map = node_file.read(smi(cells, ["0-7", "8-15"], "01", names), "f")
+    node_map = nvidia_smi.read(smi(cells, ["0-7", "8-15"], "01", names), "f")
     assert variables(node_map, 2) == expected
     assert node_map.warnings == ()
 
 
 def test_a_matrix_without_its_legend_names_no_devices() -> None:
-    node_map = node_file.read(smi([["PIX", "SYS"], ["SYS", "PIX"]], ["0-7", "8-15"], "01"), "f")
+    node_map = nvidia_smi.read(smi([["PIX", "SYS"], ["SYS", "PIX"]], ["0-7", "8-15"], "01"), "f")
     assert variables(node_map, 2) == (None, [None, None])
     assert [slot.cores for slot in slots(node_map, 2)] == [tuple(range(8)), tuple(range(8, 16))]
     assert ["Legend" in warning for warning in node_map.warnings] == [True]
 
 
 # names
+
+
+@pytest.mark.parametrize("name", ["0000:0c:00.0", "0c:00.0", "NIC3"])
+def test_names_that_are_no_devices(name: str) -> None:
+    assert all(map(is_verbs_device, ("mlx5_0", "mlx5_0:1", "roceP2p1s0")))
+    assert not is_verbs_device(name)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +139,7 @@ def test_link_layers_of_names(names: tuple[str, ...], layer: str | None) -> None
 )
 def test_adapters_behind_libfabric_train_and_are_not_restricted(name: str, layer: str) -> None:
     names = [name.format(0), name.format(1)]
-    node_map = node_file.read(smi([["PIX", "SYS"], ["SYS", "PIX"]], ["0-7", "8-15"], "01", names), "f")
+    node_map = nvidia_smi.read(smi([["PIX", "SYS"], ["SYS", "PIX"]], ["0-7", "8-15"], "01", names), "f")
     assert [adapter.link_layer for adapter in node_map.fabric_adapters] == [layer] * 2
     assert [slot.adapter for slot in slots(node_map, 2)] == names
     assert variables(node_map, 2) == (None, [None, None])
@@ -143,18 +150,30 @@ def test_adapters_behind_libfabric_train_and_are_not_restricted(name: str, layer
 def test_roce_without_bonds_trains_beside_other_ethernet(other: str) -> None:
     """Two GPUs, each on a switch with an adapter of its own, and a third adapter for storage."""
     cells = [["PIX", "SYS", "PHB"], ["SYS", "PIX", "SYS"]]
-    node_map = node_file.read(smi(cells, ["0-7", "8-15"], "01", ["roce0", "roce1", other]), "f")
+    node_map = nvidia_smi.read(smi(cells, ["0-7", "8-15"], "01", ["roce0", "roce1", other]), "f")
     assert variables(node_map, 2) == ("=roce0,roce1", ["roce0:1", "roce1:1"])
 
 
-@pytest.mark.parametrize(
-    ("name", "layer"), [("usnic_0", "usNIC"), ("usp18s0", "usNIC"), ("cxgb4_0", "iWARP"), ("iwp18s0", "iWARP")]
-)
-def test_adapters_that_nccl_does_not_use(name: str, layer: str) -> None:
-    node_map = node_file.read(smi([["PIX", "SYS"], ["PIX", "SYS"]], ["0-7", "8-15"], "01", [name, "mlx5_0"]), "f")
-    assert [adapter.link_layer for adapter in node_map.adapters] == [layer, None]
-    assert [adapter.name for adapter in node_map.fabric_adapters] == ["mlx5_0"]
-    assert [f"{name} is {layer}" in warning for warning in node_map.warnings] == [True]
+# hwloc's files
+
+
+def test_slingshot_in_an_export_of_an_early_hwloc() -> None:
+    """It lists the network interface only."""
+    text = hwloc_export("2.0", [("12", "mlx5_0", 4, "0200", "17db:0501")])
+    only = text.replace('name="ib12"', 'name="hsn0"').replace(
+        'name="mlx5_0" osdev_type="3"', 'name="lo" osdev_type="2"'
+    )
+    assert [(a.name, a.link_layer) for a in hwloc.read(only, "f").fabric_adapters] == [("hsn0", "Slingshot")]
+
+
+def test_an_export_without_cores_does_not_tell_threads() -> None:
+    """Without cores the threads of one (0 and 2, 1 and 3) are one run of four CPUs; without threads too."""
+    text = hwloc_export("2.0").replace('type="Core"', 'type="Group"')
+    assert hwloc.read(text, "f").numa_nodes == (NumaNode(index=0, cores=(0, 1, 2, 3)),)
+    bare = text.replace('type="PU"', 'type="Misc"')
+    assert hwloc.read(bare, "f").numa_nodes == (NumaNode(index=0, cores=(0, 1, 2, 3)),)
+    uneven = bare.replace('cpuset="0x0000000f" nodeset="0x1" gp_index="3"', 'cpuset="0x0000070f" nodeset="0x1"')
+    assert hwloc.read(uneven, "f").numa_nodes == (NumaNode(index=0, cores=(), complete=False),)
 
 
 # any map
@@ -170,7 +189,7 @@ def maps(draw: st.DrawFn, cells: st.SearchStrategy[str] = CELLS) -> NodeMap:
     widths = draw(st.lists(st.integers(0, 6), min_size=nodes, max_size=nodes))
     whole = draw(st.lists(st.booleans(), min_size=nodes, max_size=nodes))
     numa = st.none() | st.integers(0, nodes - 1)
-    names = draw(st.sampled_from([["mlx5_{}"], ["rdmap{}s0", "mlx5_{}"], ["NIC{}", "mlx5_{}"]]))
+    names = draw(st.sampled_from([["mlx5_{}"], ["rdmap{}s0", "mlx5_{}"], ["0000:{}:00.0", "mlx5_{}"]]))
     found = NodeMap(
         gpus=tuple(Gpu(index=i, bus_id=None, numa=draw(numa)) for i in range(count)),
         adapters=tuple(
