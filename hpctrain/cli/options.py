@@ -87,8 +87,8 @@ NodeFile = Annotated[
     typer.Option(
         "--node",
         metavar="FILE|live",
-        help="GPUs, adapters and cores of each host: from nvidia-smi topo -m or lstopo --of xml; or those of this "
-        "machine.",
+        help="GPUs, adapters and cores of each host: from nvidia-smi topo -m, lstopo --of xml or NCCL; or those of "
+        "this machine.",
     ),
 ]
 Interface = Annotated[

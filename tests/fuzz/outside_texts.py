@@ -123,9 +123,9 @@ def _node(content: bytes, folder: Path) -> None:
 
 
 def _nodes() -> Iterable[bytes]:
-    from support.topology.node_texts import GPUS_ONLY, NO_AFFINITY, WITH_ADAPTERS, hwloc_export
+    from support.topology.node_texts import GPUS_ONLY, NCCL_DUMP, NO_AFFINITY, WITH_ADAPTERS, hwloc_export
 
-    texts = (GPUS_ONLY, NO_AFFINITY, WITH_ADAPTERS, hwloc_export("2.0"), hwloc_export("3.0"))
+    texts = (GPUS_ONLY, NCCL_DUMP, NO_AFFINITY, WITH_ADAPTERS, hwloc_export("2.0"), hwloc_export("3.0"))
     return [text.encode() for text in texts]
 
 

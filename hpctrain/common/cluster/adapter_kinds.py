@@ -55,7 +55,9 @@ _NAMES: tuple[tuple[LinkLayer, str], ...] = (
     ("InfiniBand", r"ib|opa|hfi1_|mlx5_ib"),
     ("Ethernet", r".*bond|roce|eth|en|mlx5_an|bnxt_re|irdma|qedr|erdma|mana_|hns_|rxe"),
 )
-_DEVICE = re.compile(r"(?!NIC[0-9])[A-Za-z][\w.-]*(?::[0-9]{1,3})?", re.ASCII)
+# What NCCL calls a device: rail0_dma is rail0 through its data-direct function, mlx5_0+mlx5_1 are two merged.
+# Source: ncclIbInitDevices and ncclIbMakeVDeviceInternal of NCCL's src/transport/net_ib/init.cc.
+_DEVICE = re.compile(r"(?!NIC[0-9])([A-Za-z][\w.-]*?)(?:_dma)?(:[0-9]{1,3})?", re.ASCII)
 
 
 def link_layer_of_name(name: str) -> LinkLayer | None:
@@ -71,9 +73,13 @@ def layer_of(name: str, known: LinkLayer | None) -> LinkLayer | None:
     return by_name if by_name in (*LIBFABRIC, *UNUSED) else known or by_name
 
 
-def is_verbs_device(name: str) -> bool:
-    """Whether a name is that of a device, with a port where one is named: bus IDs, and nvidia-smi's NIC0 are not."""
-    return _DEVICE.fullmatch(name) is not None
+def verbs_devices(name: str) -> tuple[str, ...]:
+    """The devices, with a port where it is named, behind a name that NCCL or ``nvidia-smi`` prints.
+
+    Empty where it names none: some formats know bus IDs only, and nvidia-smi without its legend NIC0.
+    """
+    found = [_DEVICE.fullmatch(part) for part in name.split("+")]
+    return tuple(f"{match[1]}{match[2] or ''}" for match in found if match) if all(found) else ()
 
 
 def link_layer_of_vendor(vendor: str, device: str) -> LinkLayer | None:

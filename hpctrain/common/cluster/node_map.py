@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from hpctrain.common.cluster.adapter_kinds import LIBFABRIC, UNUSED, LinkLayer, is_verbs_device
+from hpctrain.common.cluster.adapter_kinds import LIBFABRIC, UNUSED, LinkLayer, verbs_devices
 from hpctrain.common.errors import HpctrainError, abbreviated, counted
 
 PCI_CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")
@@ -47,7 +47,8 @@ class Adapter:
     """An RDMA device.
 
     Attributes:
-        name: ``mlx5_0``; its bus ID (it has colons) where the format names no devices.
+        name: ``mlx5_0``; its bus ID (it has colons) where the format names no devices; NCCL's own name of several that
+            it merged (``mlx5_0+mlx5_1``).
         bus_id: ``domain:bus:device.function``, None where the format has none.
         numa: its NUMA node, None where unknown.
         link_layer: None where the format does not tell.
@@ -64,9 +65,12 @@ class Adapter:
     virtual: bool = False
 
     @property
-    def has_device(self) -> bool:
-        """Whether NCCL and UCX know it by its name, and not through libfabric alone."""
-        return self.link_layer not in LIBFABRIC and is_verbs_device(self.name)
+    def devices(self) -> tuple[str, ...]:
+        """What NCCL and UCX call it, with a port where one is named: ``mlx5_0``, ``mlx4_0:2``.
+
+        Empty where nobody knows, and for adapters that both reach through libfabric.
+        """
+        return () if self.link_layer in LIBFABRIC else verbs_devices(self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,11 +300,11 @@ def _allowed(node_map: NodeMap, choices: Sequence[Sequence[Adapter]], *, differ:
     A list of some must name all that are meant, so that a single adapter without a device name leaves all ranks free.
     """
     usable = node_map.fabric_adapters
-    if not all(adapter.has_device for adapter in usable):
+    if not all(adapter.devices for adapter in usable):
         return [()] * len(choices)
     if not differ:
         choices = [usable if _sorted_out(node_map) else ()] * len(choices)
-    return [tuple(adapter.name for adapter in choice) for choice in choices]
+    return [tuple(device for adapter in choice for device in adapter.devices) for choice in choices]
 
 
 def _sorted_out(node_map: NodeMap) -> bool:

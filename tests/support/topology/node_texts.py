@@ -35,6 +35,43 @@ GPUS_ONLY = (
 
 NO_AFFINITY = "\tGPU0\tGPU1\nGPU0\t X \tNV2\nGPU1\tNV2\t X \n" + LEGEND
 
+# A dump of NCCL: a switch below a switch, GPUs joined directly and by NVSwitches, Ethernet beside InfiniBand.
+NCCL_DUMP = """<system version="1">
+  <cpu host_hash="0x1" numaid="0" affinity="00000000,000f000f" arch="x86_64">
+    <pci busid="0000:16:00.0" class="0x060400" vendor="0x1000" link_speed="16.0 GT/s PCIe" link_width="16">
+      <pci busid="0000:18:00.0" class="0x030200" vendor="0x10de" link_speed="16.0 GT/s PCIe" link_width="16">
+        <gpu dev="1" sm="80" rank="1" gdr="1">
+          <nvlink target="0000:b8:00.0" count="2" tclass="0x030200"/>
+          <nvlink target="0000:07:00.0" count="4" tclass="0x068000"/>
+          <nvlink target="0000:08:00.0" count="4" tclass="0x068000"/>
+          <nvlink target="0000:04:01.0" count="9" tclass="0x068001"/>
+        </gpu>
+      </pci>
+      <pci busid="0000:17:00.0" class="0x060400" vendor="0x1000" link_speed="" link_width="16">
+        <pci busid="0000:19:00.0" class="0x020700" vendor="0x15b3" link_speed="" link_width="16">
+          <nic>
+            <net name="mlx5_0" dev="0" speed="200000" port="1" guid="0x1" maxconn="131072" gdr="1"/>
+            <net name="mlx5_0" dev="1" speed="200000" port="2" guid="0x2" maxconn="131072" gdr="1"/>
+          </nic>
+        </pci>
+      </pci>
+    </pci>
+    <pci busid="0000:27:00.0" class="0x020000" vendor="0x15b3" link_speed="" link_width="8">
+      <nic><net name="mlx5_1" dev="2" speed="25000" port="1" guid="0x3" maxconn="131072" gdr="0"/></nic>
+    </pci>
+    <nic><net name="eth0" dev="3" speed="10000" port="0" guid="0x0" maxconn="65536" gdr="0"/></nic>
+  </cpu>
+  <cpu host_hash="0x1" numaid="1" affinity="00000000,00f000f0" arch="x86_64">
+    <pci busid="0000:b8:00.0" class="0x030200" vendor="0x10de" link_speed="" link_width="16">
+      <gpu dev="0" sm="80" rank="0" gdr="1">
+        <nvlink target="0000:18:00.0" count="2" tclass="0x030200"/>
+        <nvlink target="0000:07:00.0" count="3" tclass="0x068000"/>
+      </gpu>
+    </pci>
+  </cpu>
+</system>
+"""
+
 
 def with_bonds(virtual: int = 34, virtual_class: str = "SYS") -> str:
     """Eight GPUs, each on a switch with a bond of its own, beside virtual functions: RoCE as clouds rent it."""

@@ -41,7 +41,7 @@ def read(text: str, where: str) -> NodeMap:
         raise HpctrainError(
             "HT-node-file-not-valid",
             "{where}: no header line that starts with GPU0",
-            f"{_REMEDY}",
+            f"{_REMEDY}; lstopo --of xml and NCCL_TOPO_DUMP_FILE write other files that are read",
             where=where,
         )
     header, line = lines[start]

@@ -1,10 +1,11 @@
-"""Readers of one host: nvidia-smi topo -m, hwloc's XML."""
+"""Readers of one host: nvidia-smi topo -m, NCCL topology files, hwloc's XML."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,12 +16,14 @@ from hpctrain.common.cluster.launch_files import host_variables
 from hpctrain.common.cluster.node_map import NodeMap, NumaNode, slots
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.live import this_node
-from hpctrain.control.topology.readers import hwloc, nvidia_smi
+from hpctrain.control.topology.node_file import read_node_map
+from hpctrain.control.topology.readers import hwloc, nccl, nvidia_smi
 from hpctrain.control.topology.readers.xml_tree import parse
 from support.refusals import refused
 from support.topology.node_texts import (
     GPUS_ONLY,
     LEGEND,
+    NCCL_DUMP,
     NO_AFFINITY,
     WITH_ADAPTERS,
     hwloc_export,
@@ -29,7 +32,7 @@ from support.topology.node_texts import (
 )
 
 REAL = Path(__file__).parents[5] / "shared" / "data" / "nodes"
-READERS = {"nvidia-smi": nvidia_smi.read, "hwloc": hwloc.read}
+READERS = {"nvidia-smi": nvidia_smi.read, "NCCL": nccl.read, "hwloc": hwloc.read}
 
 
 def _real(name: str) -> str:
@@ -110,6 +113,47 @@ def test_nvidia_smi_with_blank_affinities(affinities: str, numa: int | None, cor
     node_map = nvidia_smi.read(text, "node.txt")
     assert node_map.gpus[0].numa == numa
     assert sum(len(node.cores) for node in node_map.numa_nodes) == cores
+
+
+@pytest.mark.parametrize("before", ["Warning: Permanently added n1\n", "0: ", "n1:~$ lstopo --of xml\n", "\n"])
+@pytest.mark.parametrize("text", [hwloc_export("2.0"), NCCL_DUMP])
+def test_xml_in_a_log(tmp_path: Path, before: str, text: str) -> None:
+    (tmp_path / "plain").write_text(text)
+    wanted = read_node_map(tmp_path / "plain")
+    lines = text.splitlines(keepends=True)
+    prefixed = "".join(before + line for line in lines) if before == "0: " else before + text
+    for content in (prefixed.encode(), (prefixed + "0: n1:~$ \n").encode(), text.encode("utf-16")):
+        (tmp_path / "log").write_bytes(content)
+        found = read_node_map(tmp_path / "log")
+        assert (found.gpus, found.adapters, found.numa_nodes) == (wanted.gpus, wanted.adapters, wanted.numa_nodes)
+
+
+def test_nccl_dump() -> None:
+    node_map = nccl.read(NCCL_DUMP, "topo.xml")
+    assert [(gpu.index, gpu.bus_id, gpu.numa) for gpu in node_map.gpus] == [
+        (0, "0000:b8:00.0", 1),
+        (1, "0000:18:00.0", 0),
+    ]
+    # Two direct, and the lesser of 8 and 3 by switches; the 9 to a POWER9 do not count.
+    assert [(a.name, a.link_layer) for a in node_map.adapters] == [("mlx5_0", "InfiniBand"), ("mlx5_1", "Ethernet")]
+    assert node_map.gpu_adapter == (("SYS", "SYS"), ("PXB", "PHB"))
+    assert [node.cores for node in node_map.numa_nodes] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "layer", "virtual"),
+    [
+        ('class="0x0c0600" vendor="0x15b3" device="0x673c"', "InfiniBand", False),
+        ('class="0x020800" vendor="0x8086" device="0x24f0"', "InfiniBand", False),
+        ('class="0x028000" vendor="0x15b3" device="0x1003"', None, False),
+        ('class="0x020000" vendor="0x15b3" device="0x1021"', "Ethernet", False),
+        ('class="0x020700" vendor="0x15b3" device="0x101e"', "InfiniBand", True),
+    ],
+)
+def test_nccl_kinds_of_adapters(attributes: str, layer: str | None, virtual: bool) -> None:
+    text = NCCL_DUMP.replace('class="0x020700" vendor="0x15b3"', attributes)
+    [adapter] = [each for each in nccl.read(text, "topo.xml").adapters if each.name == "mlx5_0"]
+    assert (adapter.link_layer, adapter.virtual) == (layer, virtual)
 
 
 @pytest.mark.parametrize("version", ["2.0", "3.0"])
@@ -274,13 +318,19 @@ REFUSED = [
     (nvidia_smi.read, SMI.replace("NIC1: mlx5_10", "NIC1: mlx5_0"), INVALID, {"name": "mlx5_0", "count": 2}),
     (nvidia_smi.read, SMI + SMI, INVALID, {"where": "node:25", "part": "GPU0"}),
     (nvidia_smi.read, LEGEND, INVALID, {"where": "node"}),
-    (nvidia_smi.read, HWLOC, INVALID, {"where": "node"}),
+    (nvidia_smi.read, NCCL_DUMP, INVALID, {"where": "node"}),
     (nvidia_smi.read, "", INVALID, {"where": "node"}),
+    (nccl.read, NCCL_DUMP[:900], INVALID, {"where": "node:15"}),
+    (nccl.read, NCCL_DUMP.replace('numaid="1"', 'numaid="one"'), INVALID, {"where": "node"}),
+    (nccl.read, NCCL_DUMP.replace("00f000f0", "cores"), NO_LIST, {"where": "node", "text": "00000000,cores"}),
+    (nccl.read, '<system version="1"><cpu numaid="0"/></system>', INVALID, {"where": "node"}),
+    (nccl.read, HWLOC, INVALID, {"where": "node", "problem": "expected <system>, found <topology>"}),
+    (nccl.read, "", INVALID, {"where": "node:1"}),
     (hwloc.read, HWLOC.replace('version="2.0"', ""), INVALID, {"problem": "hwloc XML of version 1, not 2 or 3"}),
     (hwloc.read, HWLOC[:1500], INVALID, {"where": "node:18"}),
     (hwloc.read, HWLOC.replace("NUMANode", "Misc"), INVALID, {"where": "node"}),
     (hwloc.read, HWLOC.replace('cpuset="0x0000000f"', 'cpuset="0xf...f"'), NO_LIST, {"where": "node"}),
-    (hwloc.read, "<system/>", INVALID, {"where": "node", "problem": "expected <topology>, found <system>"}),
+    (hwloc.read, NCCL_DUMP, INVALID, {"where": "node"}),
     (hwloc.read, "\x00\x01PNG", INVALID, {"where": "node:1"}),
 ]
 
@@ -297,8 +347,11 @@ def test_files_that_do_not_fit(
 def test_entities_are_refused(read: object) -> None:
     """A billion laughs in nine lines must not be expanded."""
     laughs = "".join(f'<!ENTITY l{i} "{f"&l{i - 1};" * 10 if i else "lol"}">' for i in range(9))
-    with pytest.raises(HpctrainError):
-        read(f"<!DOCTYPE topology [{laughs}]><topology>&l8;</topology>", "bomb.xml")  # type: ignore[operator]
+    for root in ("system", "topology"):
+        with pytest.raises(HpctrainError):
+            read(f"<!DOCTYPE {root} [{laughs}]><{root}>&l8;</{root}>", "bomb.xml")  # type: ignore[operator]
+    with refused("HT-node-file-not-valid", where="bomb.xml:1"):
+        nccl.read(f"<!DOCTYPE system [{laughs}]><system>&l8;</system>", "bomb.xml")
 
 
 def test_a_text_is_read_whatever_encoding_it_names() -> None:
@@ -306,6 +359,20 @@ def test_a_text_is_read_whatever_encoding_it_names() -> None:
     for encoding in ("UTF-16", "GB2312", "FOO"):
         text = f'<?xml version="1.0" encoding="{encoding}"?>\n<system name="é"/>'
         assert parse(text, "node", root="system", remedy="").get("name") == "é"
+
+
+def test_azure_ndv4() -> None:
+    """8 A100 and 8 adapters, two of each on a switch of one of four NUMA nodes with 24 cores."""
+    node_map = nccl.read(_real("azure-ndv4.nccl-topo.xml"), "ndv4")
+    assert (len(node_map.gpus), len(node_map.fabric_adapters), len(node_map.numa_nodes)) == (8, 8, 4)
+    assert [len(node.cores) for node in node_map.numa_nodes] == [24] * 4
+    assert [gpu.numa for gpu in node_map.gpus] == [1, 1, 0, 0, 3, 3, 2, 2]
+    assert Counter(_row(node_map, 0)) == {"PIX": 2, "SYS": 6}
+    placed = slots(node_map, 8)
+    assert [slot.adapter for slot in placed] == [f"010{i}:00:00.0" for i in range(1, 9)]
+    assert [len(slot.cores) for slot in placed] == [12] * 8
+    (warning,) = node_map.warnings
+    assert warning.startswith("ndv4: 8 ")
 
 
 def test_dgx2() -> None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.common.cluster.adapter_kinds import is_verbs_device, link_layer_of_name
+from hpctrain.common.cluster.adapter_kinds import link_layer_of_name, verbs_devices
 from hpctrain.common.cluster.launch_files import host_variables, slot_variables
 from hpctrain.common.cluster.node_map import PCI_CLASSES, Adapter, Gpu, NodeMap, NumaNode, Slot, checked, slots
 from hpctrain.common.errors import HpctrainError
-from hpctrain.control.topology.readers import hwloc, nvidia_smi
+from hpctrain.control.topology.node_file import read_node_map
+from hpctrain.control.topology.readers import hwloc, nccl, nvidia_smi
+from support.refusals import refused
 from support.topology.node_texts import hwloc_export
+
+GPU_CLASS = 'class="0x030200" vendor="0x10de" device="0x2330"'
 
 
 def smi(
@@ -33,6 +38,45 @@ def smi(
         )
     legend = ["", "NIC Legend:", "", *(f"  {nic}: {name}" for nic, name in zip(nics, names or [], strict=False))]
     return "\n".join([*lines, *(legend if names is not None else [])]) + "\n"
+
+
+def net(name: str, speed: int = 400000, port: int = 1) -> str:
+    return f'<nic><net name="{name}" dev="0" speed="{speed}" port="{port}" guid="0x1" maxconn="131072" gdr="1"/></nic>'
+
+
+def pci(bus: int, attributes: str, inside: str) -> str:
+    return f'<pci busid="0000:{bus:02x}:00.0" {attributes}>{inside}</pci>'
+
+
+def gpu(bus: int, dev: int | None) -> str:
+    number = "" if dev is None else f'dev="{dev}" '
+    return pci(bus, GPU_CLASS, f'<gpu {number}sm="90" rank="0" gdr="1"/>')
+
+
+def switch(bus: int, *inside: str) -> str:
+    return pci(bus, 'class="0x060400"', "".join(inside))
+
+
+def system(*cpus: str, affinity: str = "0000000f", host: str = "") -> str:
+    """A file of NCCL's; CPU i has the CPUs of the mask, moved by 32 i."""
+    of_host = f'host_hash="{host}" ' if host else ""
+    parts = [
+        f'<cpu {of_host}numaid="{i}" affinity="{affinity}{",00000000" * i}" arch="x86_64">{inside}</cpu>'
+        for i, inside in enumerate(cpus)
+    ]
+    return f'<system version="1">{"".join(parts)}</system>'
+
+
+def infiniband(bus: int, name: str, speed: int = 400000) -> str:
+    return pci(bus, 'class="0x020700" vendor="0x15b3" device="0x1021"', net(name, speed))
+
+
+def ethernet(bus: int, name: str, identity: str = 'vendor="0x15b3" device="0x1021"', speed: int = 400000) -> str:
+    return pci(bus, f'class="0x020000" {identity}', net(name, speed))
+
+
+EFA = 'vendor="0x1d0f" device="0xefa1"'
+CASSINI = 'vendor="0x17db" device="0x0501"'
 
 
 def variables(node_map: NodeMap, ranks: int) -> tuple[str | None, list[str | None]]:
@@ -109,10 +153,23 @@ def test_a_matrix_without_its_legend_names_no_devices() -> None:
 # names
 
 
-@pytest.mark.parametrize("name", ["0000:0c:00.0", "0c:00.0", "NIC3"])
-def test_names_that_are_no_devices(name: str) -> None:
-    assert all(map(is_verbs_device, ("mlx5_0", "mlx5_0:1", "roceP2p1s0")))
-    assert not is_verbs_device(name)
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [
+        ("mlx5_0", ("mlx5_0",)),
+        ("rail0_dma", ("rail0",)),
+        ("mlx5_0+mlx5_1", ("mlx5_0", "mlx5_1")),
+        ("mlx5_0_dma+mlx5_1_dma", ("mlx5_0", "mlx5_1")),
+        ("mlx5_0:1", ("mlx5_0:1",)),
+        ("roceP2p1s0", ("roceP2p1s0",)),
+        ("0000:0c:00.0", ()),
+        ("0c:00.0", ()),
+        ("NIC3", ()),
+        ("mlx5_0+", ()),
+    ],
+)
+def test_devices_behind_a_name(name: str, devices: tuple[str, ...]) -> None:
+    assert verbs_devices(name) == devices
 
 
 @pytest.mark.parametrize(
@@ -131,27 +188,80 @@ def test_link_layers_of_names(names: tuple[str, ...], layer: str | None) -> None
     assert {link_layer_of_name(name) for name in names} == {layer}
 
 
-# kinds of adapters
+# NCCL's files
+
+
+def test_merged_adapters_restrict_to_their_parts() -> None:
+    parts = [switch(0x10 * i, gpu(0x10 * i + 1, i), infiniband(0x10 * i + 2, f"mlx5_{i}+mlx5_{i + 4}")) for i in (1, 2)]
+    text = system(*parts).replace('dev="1" sm', 'dev="0" sm').replace('dev="2" sm', 'dev="1" sm')
+    node_map = nccl.read(text, "f")
+    assert variables(node_map, 2) == ("=mlx5_1,mlx5_5,mlx5_2,mlx5_6", ["mlx5_1:1,mlx5_5:1", "mlx5_2:1,mlx5_6:1"])
+
+
+def test_a_merged_adapter_below_a_cpu() -> None:
+    node_map = nccl.read(system(gpu(1, 0) + net("mlx5_0+mlx5_1", 200000), gpu(2, 1)), "f")
+    assert [(a.name, a.numa, a.gbit) for a in node_map.adapters] == [("mlx5_0+mlx5_1", 0, 200.0)]
+    assert node_map.gpu_adapter == (("PHB",), ("SYS",))
+    assert variables(node_map, 2) == (None, [None, None])
+    both = nccl.read(system(gpu(1, 0) + infiniband(3, "mlx5_0") + infiniband(4, "mlx5_1") + net("mlx5_0+mlx5_1")), "f")
+    assert [adapter.name for adapter in both.adapters] == ["mlx5_0", "mlx5_1"]
+
+
+def test_data_direct_functions_are_their_adapters() -> None:
+    dma = 'class="0x080100" vendor="0x15b3" device="0x2100"'
+    parts = [switch(0x10 * i, gpu(0x10 * i + 1, i), pci(0x10 * i + 2, dma, net(f"rail{i}_dma"))) for i in (0, 1)]
+    node_map = nccl.read(system(*parts), "f")
+    assert variables(node_map, 2) == ("=rail0,rail1", ["rail0:1", "rail1:1"])
+    twice = nccl.read(system(parts[0] + infiniband(0x40, "rail0"), parts[1]), "f")
+    assert [adapter.name for adapter in twice.adapters] == ["rail0_dma", "rail1_dma"]
+
+
+def test_adapters_for_sockets_are_no_adapters_with_rdma() -> None:
+    interface = pci(3, 'class="0x020000" vendor="0x1ae0" device="0x0042"', net("eth1", 200000, port=0))
+    node_map = nccl.read(system(gpu(1, 0) + interface), "f")
+    assert node_map.adapters == ()
+    assert ["RDMA" in warning for warning in node_map.warnings] == [True]
 
 
 @pytest.mark.parametrize(
-    ("name", "layer"), [("rdmap{}s0", "EFA"), ("efa_{}", "EFA"), ("cxi{}", "Slingshot"), ("hsn{}", "Slingshot")]
+    ("identity", "name", "layer"),
+    [
+        (EFA, "rdmap{}s0", "EFA"),
+        ('vendor="0x1d0f" device="0xefa3"', "efa_{}", "EFA"),
+        (CASSINI, "cxi{}", "Slingshot"),
+        ('vendor="0x1590" device="0x0371"', "hsn{}", "Slingshot"),
+    ],
 )
-def test_adapters_behind_libfabric_train_and_are_not_restricted(name: str, layer: str) -> None:
-    names = [name.format(0), name.format(1)]
-    node_map = nvidia_smi.read(smi([["PIX", "SYS"], ["SYS", "PIX"]], ["0-7", "8-15"], "01", names), "f")
+def test_adapters_behind_libfabric_train_and_are_not_restricted(identity: str, name: str, layer: str) -> None:
+    parts = [switch(0x10 * i, gpu(0x10 * i + 1, i), ethernet(0x10 * i + 2, name.format(i), identity)) for i in (0, 1)]
+    node_map = nccl.read(system(*parts), "f")
     assert [adapter.link_layer for adapter in node_map.fabric_adapters] == [layer] * 2
-    assert [slot.adapter for slot in slots(node_map, 2)] == names
+    assert [slot.adapter for slot in slots(node_map, 2)] == [name.format(0), name.format(1)]
     assert variables(node_map, 2) == (None, [None, None])
     assert node_map.warnings == ()
 
 
-@pytest.mark.parametrize("other", ["roce9", "mlx5_bond_0"])
-def test_roce_without_bonds_trains_beside_other_ethernet(other: str) -> None:
+def test_roce_without_bonds_trains_beside_other_ethernet() -> None:
     """Two GPUs, each on a switch with an adapter of its own, and a third adapter for storage."""
-    cells = [["PIX", "SYS", "PHB"], ["SYS", "PIX", "SYS"]]
-    node_map = nvidia_smi.read(smi(cells, ["0-7", "8-15"], "01", ["roce0", "roce1", other]), "f")
-    assert variables(node_map, 2) == ("=roce0,roce1", ["roce0:1", "roce1:1"])
+    parts = [switch(0x10 * i, gpu(0x10 * i + 1, i), ethernet(0x10 * i + 2, f"mlx5_{i}")) for i in (0, 1)]
+    node_map = nccl.read(system(parts[0] + ethernet(0x50, "mlx5_9", speed=25000), parts[1]), "f")
+    assert variables(node_map, 2) == ("=mlx5_0,mlx5_1", ["mlx5_0:1", "mlx5_1:1"])
+    assert [adapter.name for adapter in node_map.training_adapters] == ["mlx5_0", "mlx5_1"]
+    bonded = nccl.read(system(parts[0] + ethernet(0x50, "mlx5_bond_0", speed=25000), parts[1]), "f")
+    assert [adapter.name for adapter in bonded.fabric_adapters] == ["mlx5_0", "mlx5_1"]
+
+
+def test_hosts_of_one_file(tmp_path: Path) -> None:
+    one = system(gpu(1, 0) + infiniband(3, "mlx5_0"), host="0xa")
+    other = one.replace("0xa", "0xb").replace('rank="0"', 'rank="1"')
+    both = one.replace("</system>", "") + other.removeprefix('<system version="1">')
+    node_map = nccl.read(both, "f")
+    (warning,) = node_map.warnings
+    assert len(node_map.gpus) == 1 and " 2 hosts" in warning and " 0xa " in warning
+    file = tmp_path / "topo.xml"
+    file.write_text(both.replace('class="0x020700"', 'class="0x020000"', 1).replace("mlx5_0", "eno1", 1))
+    with refused("HT-node-file-not-valid", problem="of 2 hosts that differ: 0xa, 0xb"):
+        read_node_map(file)
 
 
 # hwloc's files
