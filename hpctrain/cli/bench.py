@@ -18,9 +18,9 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure what
 _SIZES = "1K,4K,16K,64K,256K,1M,4M,16M,64M,102400000,256M"
 
 
-Model = Literal["convnet", "resnet50", "transformer", "gpt", "digits"]
+Model = Literal["convnet", "resnet50", "transformer", "digits"]
 # Samples a rank that one core computes in well under a second.
-_BATCHES: dict[Model, int] = {"convnet": 16, "resnet50": 8, "transformer": 8, "gpt": 8, "digits": 32}
+_BATCHES: dict[Model, int] = {"convnet": 16, "resnet50": 8, "transformer": 8, "digits": 32}
 
 Precision = Literal["float32", "bf16", "fp16"]
 
@@ -44,14 +44,6 @@ def _print(measured: Mapping[str, Any], record: Mapping[str, Any], table: Any, *
         tell(f"other processes were running: the load was {measured['load']} before; measure again when it is near 0")
     for name, why in about.get("left_out", {}).items():
         tell(f"left out: {name}: {why}")
-
-
-def _crowded(measured: Mapping[str, Any]) -> str:
-    return ", oversubscribed" if measured["oversubscribed"] else ""
-
-
-@app.callback()
-def _group() -> None: ...
 
 
 @app.command()
@@ -106,10 +98,10 @@ def step(
     *,
     hosts: NamedHosts,
     model: Annotated[
-        Model, typer.Option(help="Network; they have 13, 26, 10, 11 and 0.09 million parameters.")
+        Model, typer.Option(help="Network; they have 13, 26, 10 and 0.09 million parameters.")
     ] = "convnet",
     rounds: Annotated[int, typer.Option(min=1, help="Steps of each variant.")] = 30,
-    batch: Annotated[int | None, typer.Option(min=1, help="Samples per rank (16, 8, 8, 8, 32).")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Samples per rank (16, 8, 8, 32).")] = None,
     image_size: Annotated[
         int | None, typer.Option(min=32, help="Side length of resnet50's images in pixels (64).")
     ] = None,
@@ -136,12 +128,6 @@ def step(
             "leave it out, or add --model resnet50",
             model=model,
         )
-    if sweep and model == "gpt":
-        raise HpctrainError(
-            "HT-option-not-usable-here",
-            "--sweep is for hpctrain predict --calibration, which takes no measurements of transformers",
-            "leave --sweep out, or choose another --model",
-        )
     samples = batch or _BATCHES[model]
     options = HostOptions(**hosts.given())
     if sweep:
@@ -163,7 +149,8 @@ def step(
     where = f" of {measured['hosts']} hosts" if measured["hosts"] > 1 else ""
     title = f"one step of {model} on {measured['ranks']} ranks{where}, {samples} samples each, {rounds} rounds"
     record = {"model": model, "batch": samples, "rounds": rounds, "rows": rows}
-    _print(measured, record, step_table(rows, title + _crowded(measured)), as_json=as_json)
+    title += ", oversubscribed" if measured["oversubscribed"] else ""
+    _print(measured, record, step_table(rows, title), as_json=as_json)
 
 
 def _print_sweep(

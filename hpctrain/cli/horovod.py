@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from hpctrain.cli.doctor import answer_checks
@@ -18,13 +16,11 @@ app = typer.Typer(
 
 
 @app.command()
-def build(
-    force: Annotated[bool, typer.Option("--force", help="compile even if a finished build fits")] = False,
-) -> None:
+def build() -> None:
     """Download, adapt, compile, install and test Horovod for the MPI and the frameworks that are installed."""
     from hpctrain.control.horovod.install import build as build_horovod
 
-    built, origin = build_horovod(lambda step: tell(f"horovod: {step}"), force=force)
+    built, origin = build_horovod(lambda step: tell(f"horovod: {step}"))
     parts = {"torch": built.torch, "tensorflow": built.tensorflow, "CUDA": built.cuda, "NCCL": built.nccl}
     versions = ", ".join(f"{name} {version}" for name, version in parts.items() if version)
     answer(f"Horovod {built.horovod} ({origin}): {versions}, {built.mpi}")

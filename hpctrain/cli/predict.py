@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hpctrain.cli.options import NodeFile, Switches, with_groups
+from hpctrain.cli.options import Switches, with_groups
 from hpctrain.cli.training_options import TrainingOptions
 from hpctrain.cli.work import print_notes
 from hpctrain.common.errors import HpctrainError, nearest
@@ -30,8 +30,6 @@ from hpctrain.control.predict.transformers.language_training import (
 from hpctrain.control.predict.transformers.model_sizes import transformer
 from hpctrain.control.programs.traced_script import trace_script
 from hpctrain.control.schedulers.profile import load_profile
-from hpctrain.control.topology.node_file import node_map_of
-from hpctrain.control.topology.records import LANE_GBIT
 from hpctrain.report.output import answer, answer_json, print_table, tell
 from hpctrain.report.prediction_table import (
     candidate_table,
@@ -46,7 +44,7 @@ _LONG_NAME = 40
 
 
 # Matches 200Gb, 200G, 25Gbit/s, and 25GB/s, in which B stands for bytes.
-_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*[gG](b|bit|B)?(?:ps|/s)?", re.ASCII)
+_RATE = re.compile(r"(\d{1,7}(?:\.\d+)?)\s*[gG](b|bit|B)?(?:ps|/s)?", re.ASCII)
 _MOST_NODES = 1_000_000
 _NUMBER = re.compile(r"\d{1,7}", re.ASCII)
 _DOUBLING = re.compile(r"(\d{1,7})\.\.(\d{1,7})", re.ASCII)
@@ -59,8 +57,8 @@ class PredictionOptions:
     transformer: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|SIZES|FILE",
-            help="Predict a transformer instead: llama3-8b; layers=32,width=4096,heads=32,…; or a config.json.",
+            metavar="NAME|SIZES",
+            help="Predict a transformer instead: llama3-8b, or layers=32,width=4096,heads=32,….",
         ),
     ] = None
     gpu: Annotated[
@@ -116,7 +114,6 @@ def predict(
     training: TrainingOptions,
     options: PredictionOptions,
     switches: Switches,
-    node: NodeFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Predict how long a training takes, how well it scales, and how much memory and energy it needs. Starts nothing.
@@ -135,7 +132,7 @@ def predict(
     prediction = predict_request(
         asked,
         PredictionRequest(
-            hardware=_hardware(switches, node, options),
+            hardware=_hardware(switches, options),
             nodes=node_counts(nodes),
             backend=training.backend or "auto",
             framework=training.framework or "torch",
@@ -247,7 +244,7 @@ def _no_search(work: str) -> HpctrainError:
     )
 
 
-def _hardware(switches: Switches, node: str | None, options: PredictionOptions) -> Hardware:
+def _hardware(switches: Switches, options: PredictionOptions) -> Hardware:
     stated = Hardware(
         gpu=options.gpu,
         gpus_per_node=options.gpus_per_node,
@@ -256,11 +253,6 @@ def _hardware(switches: Switches, node: str | None, options: PredictionOptions) 
         **vars(switches),
         rdma=not options.tcp,
     )
-    if node:
-        node_map = node_map_of(node)
-        for warning in node_map.warnings:
-            tell(f"hpctrain: warning: {warning}")
-        stated = stated.like(node_map)
     return stated.completed(load_profile(options.cluster).node) if options.cluster else stated
 
 
@@ -297,15 +289,12 @@ def link_rate(text: str) -> float:
     Raises:
         HpctrainError: the text is no rate.
     """
-    lanes = LANE_GBIT.get(text.strip().upper())
-    if lanes is not None:
-        return 4 * lanes * 1e9 / 8
     rate = _RATE.fullmatch(text.strip())
     if rate is None or float(rate[1]) == 0:
         raise HpctrainError(
             "HT-option-bad-value",
             "--link {text}: not the rate of a link",
-            "in Gbit/s, for example 200Gb; or HDR, NDR",
+            "in Gbit/s, for example 200Gb",
             text=text,
         )
     return float(rate[1]) * 1e9 / (1 if rate[2] == "B" else 8)

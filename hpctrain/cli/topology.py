@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hpctrain.cli.options import AsJson, NamedHosts, Routes, with_groups
 from hpctrain.cli.training_options import StartOptions
-from hpctrain.common.errors import HpctrainError
 from hpctrain.report.output import answer, answer_json, print_table, save, table, tell
 
 if TYPE_CHECKING:
     from hpctrain.control.topology.fabric import Fabric
-    from hpctrain.control.topology.faults import Fault
     from hpctrain.control.topology.mesh_layout import Laid
     from hpctrain.control.topology.placement import Placement, PlacementReport
-    from hpctrain.control.topology.verify import Flow
+    from hpctrain.control.topology.verify import Fault, Flow
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -52,11 +50,19 @@ def show(fabric_files: FabricFiles, *, routes: Routes = None, as_json: AsJson = 
     from hpctrain.control.topology.summary import counts, leaf_oversubscription, subnets
 
     fabric = _read(fabric_files, routes)
+    numbers, parts, ratios = counts(fabric), subnets(fabric), leaf_oversubscription(fabric)
     if as_json:
-        shape = {**counts(fabric), "by_subnet": subnets(fabric), "oversubscription": leaf_oversubscription(fabric)}
-        answer_json({**shape, "warnings": fabric.warnings})
-    else:
-        _print_fabric(fabric, ", ".join(map(str, fabric_files)))
+        answer_json({**numbers, "by_subnet": parts, "oversubscription": ratios, "warnings": fabric.warnings})
+        return
+    title = ", ".join(map(str, fabric_files))
+    print_table(table(numbers, [[f"{number:,}" for number in numbers.values()]], title=title))
+    for number, part in enumerate(parts if len(parts) > 1 else (), start=1):
+        answer(f"subnet {number}: " + ", ".join(f"{count:,} {kind}" for kind, count in part.items()))
+    if known := sorted(ratio for ratio in ratios.values() if ratio):
+        low, high = f"{known[0]:.3g}:1", f"{known[-1]:.3g}:1"
+        answer(f"oversubscription of the leaves: {low}" + (f" to {high}" if high != low else ""))
+    for warning in fabric.warnings:
+        answer(f"warning: {warning}")
 
 
 @app.command()
@@ -117,7 +123,6 @@ def place(
 @app.command()
 @with_groups
 def verify(
-    ranks: Annotated[int | None, typer.Option("-np", metavar="N", min=2, help="Ranks of this machine.")] = None,
     *,
     hosts: NamedHosts,
     ranks_per_host: Annotated[
@@ -130,43 +135,28 @@ def verify(
     as_json: AsJson = False,
     start: StartOptions,
 ) -> None:
-    """Measure bandwidth and latency between ring neighbours and across leaves; exit 3 if a bandwidth is low.
+    """Measure the bandwidth between ring neighbours and across leaves; exit 3 if one is low.
 
     Names the slow host, adapter or link, and the direction in which it is slow. Starts ranks on --hosts, by default
     those of the Slurm allocation, as `hpctrain run` does; slots do not count. Flows are compared with each other, with
     the fabric's links where --fabric or Slurm knows them, and need three hosts to tell which one is slow. The current
     directory has to be one that all hosts share.
     """
-    from hpctrain.common.cluster.machine import usable_cores
     from hpctrain.common.run.plan import HostOptions, Start
     from hpctrain.control.hosts.arrange import FLAT, find_fabric
     from hpctrain.control.programs.links import hosts_to_measure, measure_links
     from hpctrain.control.topology.verify import compare, incomparable
 
     options = HostOptions(**hosts.given())
-    measured = None
-    names: Sequence[str] = ()
-    fabric = None
-    if ranks:
-        if options.model_fields_set:
-            raise HpctrainError(
-                "HT-options-exclude-each-other",
-                "-np measures between ranks of this machine, without a fabric",
-                "leave -np or the other out",
-            )
-        if ranks > (cores := usable_cores()):
-            _warn([f"{ranks} ranks share {cores} cores: that may be what is slow"])
-    else:
-        measured, warnings = hosts_to_measure(options)
-        names = [each.host for each in measured.slots]
-        fabric, known_from = find_fabric(options, names)
-        if known_from != FLAT:
-            tell(f"hpctrain: the fabric: {known_from}")
-        _warn(warnings)
-    flows = measure_links(measured, ranks or ranks_per_host, round(size_mb * 1e6), Start(**start.changes()), options)
+    measured, warnings = hosts_to_measure(options)
+    fabric, known_from = find_fabric(options, [host.host for host in measured.slots])
+    if known_from != FLAT:
+        tell(f"hpctrain: the fabric: {known_from}")
+    _warn(warnings)
+    flows = measure_links(measured, ranks_per_host, round(size_mb * 1e6), Start(**start.changes()), options)
     faults = compare(flows, fabric, slow=slow)
     _print_links(flows, faults, as_json=as_json)
-    if names and not faults and incomparable(flows, fabric):
+    if not faults and incomparable(flows, fabric):
         _warn(["two hosts cannot be compared: a link slow in both directions goes unnoticed; add a third host"])
     raise typer.Exit(3 if faults else 0)
 
@@ -184,44 +174,9 @@ def _laid(fabric: Fabric, found: PlacementReport, mesh: str | None, ranks_per_ho
     return lay(fabric, given, found.placed.order, dict.fromkeys(given, ranks_per_host), work)
 
 
-@app.command()
-def convert(
-    fabric_files: FabricFiles,
-    to: Annotated[Literal["topology.conf", "topology.yaml"], typer.Option(help="Which of Slurm's files.")],
-    *,
-    routes: Routes = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Output file; by default standard output.")] = None,
-) -> None:
-    """Convert a fabric to Slurm's topology file."""
-    from hpctrain.control.topology.convert import topology_conf, topology_yaml
-
-    fabric = _read(fabric_files, routes)
-    _warn(fabric.warnings)
-    text = topology_conf(fabric) if to == "topology.conf" else topology_yaml(fabric)
-    if out:
-        save(out, text)
-    else:
-        answer(text, end="")
-
-
 def _warn(warnings: Sequence[str]) -> None:
     for warning in warnings:
         tell(f"hpctrain: warning: {warning}")
-
-
-def _print_fabric(fabric: Fabric, title: str) -> None:
-    from hpctrain.control.topology.summary import counts, leaf_oversubscription, subnets
-
-    numbers = counts(fabric)
-    print_table(table(numbers, [[f"{number:,}" for number in numbers.values()]], title=title))
-    parts = subnets(fabric)
-    for number, part in enumerate(parts if len(parts) > 1 else (), start=1):
-        answer(f"subnet {number}: " + ", ".join(f"{count:,} {kind}" for kind, count in part.items()))
-    if ratios := sorted(ratio for ratio in leaf_oversubscription(fabric).values() if ratio):
-        low, high = f"{ratios[0]:.3g}:1", f"{ratios[-1]:.3g}:1"
-        answer(f"oversubscription of the leaves: {low}" + (f" to {high}" if high != low else ""))
-    for warning in fabric.warnings:
-        answer(f"warning: {warning}")
 
 
 def _row(order: Placement, found: PlacementReport) -> dict[str, Any]:
@@ -263,9 +218,9 @@ def _print_links(flows: Sequence[Flow], faults: Sequence[Fault], *, as_json: boo
     from hpctrain.control.topology.verify import rate
 
     rows = [
-        (str(flow.source), str(flow.target), rate(flow.bandwidth), f"{flow.latency * 1e6:.2f} µs")
+        (str(flow.source), str(flow.target), rate(flow.bandwidth))
         for flow in sorted(flows, key=lambda flow: flow.bandwidth)
     ]
-    print_table(table(("from", "to", "bandwidth", "latency"), rows, left=("from", "to")))
+    print_table(table(("from", "to", "bandwidth"), rows, left=("from", "to")))
     for fault in faults:
         answer(f"slow: {fault}")

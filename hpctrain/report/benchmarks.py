@@ -111,8 +111,7 @@ def step_table(rows: Sequence[Row], title: str) -> Table:
 def sweep_table(sweep: Sweep) -> Table:
     """The table of ``bench step --sweep``."""
     ranks = "1 rank" if sweep.ranks == 1 else f"{sweep.ranks} ranks"
-    line = f"t(b) = {time_text(max(sweep.fixed_s, 0.0))} + {time_text(sweep.per_sample_s)} b"
-    title = f"steps of {sweep.model} on {ranks}, {sweep.device}: {line}"
+    title = f"steps of {sweep.model} on {ranks}, {sweep.device}"
     cells = [(str(row.batch), time_text(row.median_s), f"{row.spread:.1%}") for row in sweep.rows]
     return table(("samples a rank", "median", "spread"), cells, title=title)
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.common.recipes.mesh import AXES
 from hpctrain.control.predict.prediction import nodes_text
-from hpctrain.control.predict.values import best_measurement
 from hpctrain.report.output import table
 
 if TYPE_CHECKING:
@@ -59,7 +58,6 @@ def prediction_record(prediction: Prediction) -> dict[str, Any]:
         "engine": prediction.node.engine,
         "rows": rows,
         **({"candidates": [row_record(row) for row in prediction.candidates]} if prediction.candidates else {}),
-        "worthwhile_nodes": prediction.worthwhile,
         "constants": [
             {"name": name, "value": each.value, "unit": each.unit, "spread": each.spread}
             | {"source": each.source, "kind": each.kind}
@@ -154,21 +152,12 @@ def prediction_notes(prediction: Prediction, *, explain: bool) -> list[str]:
         computed = "" if last.layout else f"; it computes {last.at_once} of them"
         samples = f"{last.largest_batch} sample{'' if last.largest_batch == 1 else 's'}"
         lines.append(f"a GPU's memory has room for up to {samples} at once{computed}")
-    if explain:
-        choices = (f"{nbytes / 1e9:.3g} GB with {name}" for name, nbytes in last.memory_choices.items())
-        lines.append("; ".join([f"memory of a rank: {last.memory_bytes.value / 1e9:.3g} GB", *choices]))
     if last.layout is not None:
         lines += _layout_notes(last, explain=explain)
-    if prediction.worthwhile is not None:
-        nodes = nodes_text([prediction.worthwhile])
-        lines.append(f"beyond {nodes} another one adds less than half of the throughput of the first")
     if explain:
         lines += ["", "where the interval of the step's time comes from, by share of the variance:"]
         causes = [cause for cause in prediction.causes[:_EXPLAINED] if cause.share >= _LEAST_SHARE]
         lines += [_cause(prediction, cause) for cause in causes]
-        measurement, share = best_measurement(prediction.causes)
-        if measurement:
-            lines.append(f"what would narrow it most, by up to {share:.0%} of the variance: {measurement}")
     return lines
 
 

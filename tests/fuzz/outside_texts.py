@@ -84,9 +84,8 @@ def _hosts(content: bytes, folder: Path) -> None:
 
 def _fabric(content: bytes, folder: Path) -> None:
     from hpctrain.control.topology.build import read_fabric
-    from hpctrain.control.topology.convert import topology_conf
 
-    topology_conf(read_fabric(write(folder, "fabric.txt", content)))
+    read_fabric(write(folder, "fabric.txt", content))
 
 
 def _fabrics() -> Iterable[bytes]:

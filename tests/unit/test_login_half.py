@@ -39,7 +39,6 @@ COMMANDS = [
     ["recipes", "show", "digits", "--world", "4"],
     ["topology", "show", "topology.conf"],
     ["topology", "place", "--fabric", "topology.conf", "--hosts", "n[1-4]"],
-    ["topology", "convert", "topology.conf", "--to", "topology.yaml"],
     ["plan", "digits", "-np", "2"],
     ["plan", "digits", "--fabric", "topology.conf", "--hosts", "n[1-4]", "-np", "8"],
     ["predict", "digits", "--gpu", "cpu", "--gpus-per-node", "2"],

@@ -59,7 +59,6 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "tests/support/hosts/local_hosts.py": "a constant, for a process that has to be small",
         "tests/hosts/test_local_hosts.py": "of names of the tests' own hosts and folders",
         "tests/support/comers/cells.py": "a constant, which takes the folder and the command as arguments",
-        "tests/slurm/test_local_slurm.py": "a constant; what it prints is in the variables of a task's node alone",
         "tests/unit/control/schedulers/test_job_control_flow.py": "that a command that is shown can be pasted",
         "tests/unit/common/shards/test_sharding.py": "that a command that is shown can be pasted",
         "tests/unit/control/launchers/test_command.py": "that a command that is shown can be pasted",

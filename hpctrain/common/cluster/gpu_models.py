@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hpctrain.common.errors import HpctrainError, nearest
-from hpctrain.common.files.checked_yaml import Section, load_checked
+from hpctrain.common.files.checked_yaml import Section, load_shipped
 
 _OF_A_HOST = 8
 
@@ -78,8 +78,7 @@ class _Gpus(Section):
 
 @cache
 def _file() -> _Gpus:
-    path = Path(__file__).parent / "gpus.yaml"
-    return load_checked(path.read_text(encoding="utf-8"), path, _Gpus, "file of GPUs", "reinstall hpctrain")
+    return load_shipped(Path(__file__).with_name("gpus.yaml"), _Gpus)
 
 
 def gpus() -> dict[str, GpuModel]:

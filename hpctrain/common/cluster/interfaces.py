@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-import math
 import re
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 ADAPTERS = Path("/sys/class/infiniband")
@@ -30,13 +28,6 @@ class RdmaPort:
     @property
     def number(self) -> int:
         return int(self.path.name)
-
-    @cached_property
-    def rate(self) -> float:
-        """Gbit/s; NaN where the kernel does not report it."""
-        # 400 Gb/sec (4X NDR)
-        rate = re.match(r"[\d.]+", kernel_text(self.path / "rate"))
-        return float(rate[0]) if rate else math.nan
 
     def __str__(self) -> str:
         return f"{self.adapter.name}:{self.number}"

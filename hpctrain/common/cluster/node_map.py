@@ -58,7 +58,6 @@ class Adapter:
     link_layer: LinkLayer | None = None
     active: bool | None = None
     virtual: bool = False
-    gbit: float | None = None
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -147,13 +146,6 @@ class NodeMap:
             nearer = sum(self._steps(gpu, kind) < self._steps(gpu, best) for gpu in self.gpus)
             best = kind if 2 * nearer > len(self.gpus) else best
         return tuple(best)
-
-    @property
-    def training_adapters(self) -> tuple[Adapter, ...]:
-        """The ``fabric_adapters`` that are nearest to some GPU if GPUs differ in that, else all of them."""
-        nearest = [set(self.nearest(gpu)) for gpu in self.gpus]
-        usable = self.fabric_adapters
-        return tuple(a for a in usable if any(a in each for each in nearest)) if _differ(nearest) else usable
 
     def nearest(self, gpu: Gpu) -> tuple[Adapter, ...]:
         """The adapters for training traffic that are nearest to a GPU."""

@@ -94,6 +94,11 @@ def load_checked(text: str, path: Path, model: type[M], kind: str, hint: str) ->
     return validate(document.values, model, document.where, kind, hint)
 
 
+def load_shipped(path: Path, model: type[M]) -> M:
+    """Load a file of this installation; errors are those of :func:`load_checked`."""
+    return load_checked(path.read_text(encoding="utf-8"), path, model, "file of hpctrain", "reinstall hpctrain")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Document:
     """The values of a file before a model has checked them.
@@ -106,18 +111,15 @@ class Document:
     where: Callable[[Location], str]
 
 
-def read_document(text: str, path: Path, kind: str, *, is_list: bool = False) -> Document:
-    """Parse a file whose top level is a mapping, or a list; other arguments and errors are those of
-    :func:`load_checked`.
-    """
+def read_document(text: str, path: Path, kind: str) -> Document:
+    """Parse a file whose top level is a mapping; arguments and errors are those of :func:`load_checked`."""
     root = _parse(text, path)
-    if not isinstance(root, yaml.SequenceNode if is_list else yaml.MappingNode):
+    if not isinstance(root, yaml.MappingNode):
         raise HpctrainError(
             "HT-file-no-mapping",
-            "{path} holds no {kind}: its top level is not a {wanted}",
+            "{path} holds no {kind}: its top level is not a mapping of keys to values",
             path=path,
             kind=kind,
-            wanted="list" if is_list else "mapping of keys to values",
         )
     _refuse_duplicates(root, path)
     return Document(values=_value(root, path), where=lambda location: f"{path}:{_line(root, location)}")

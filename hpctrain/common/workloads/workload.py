@@ -132,16 +132,6 @@ class Workload(_Network):
         """The number of elements of all parameters."""
         return sum(sum(layer.parameters) for layer in self.layers)
 
-    @property
-    def flops(self) -> int:
-        """FLOPs of a sample's forward pass."""
-        return sum(layer.flops for layer in self.layers)
-
-    @property
-    def backward_flops(self) -> int:
-        """FLOPs of a sample's backward pass."""
-        return sum(layer.backward_flops for layer in self.layers)
-
     @cached_property
     def registered(self) -> tuple[tuple[int, int], ...]:
         """Each parameter in the order of registration: its elements, and the index of its layer."""
@@ -271,11 +261,6 @@ def read_workload(path: Path) -> Workload:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = dotted(first["loc"])
-        if first["type"] == "json_invalid":
-            problem = first["ctx"]["error"]
-            raise HpctrainError(
-                "HT-file-not-json", "{path} is not a complete JSON file: {problem}", remedy, path=path, problem=problem
-            ) from error
         problem = ": ".join(filter(None, [where, first["msg"]]))
         raise HpctrainError(
             "HT-workload-invalid", "{path} is not a workload: {problem}", remedy, path=path, key=where, problem=problem

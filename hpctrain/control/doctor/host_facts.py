@@ -7,7 +7,6 @@ import os
 import re
 import resource
 import shutil
-import socket
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,8 +43,6 @@ class Host:
         visible: tuple[str | None, ...] | None = None,
     ) -> None:
         self.environment, self.ranks, self.hosts = environment, ranks, hosts
-        # A local Slurm for tests, and a front end with aliases, give their nodes other names than the system.
-        self.name = environment.get("SLURMD_NODENAME") or socket.gethostname()
         self.visible = visible if visible is not None else (environment.get("CUDA_VISIBLE_DEVICES"),) * ranks
         # Soft and hard limit in bytes and files, infinite for none.
         self.memlock, self.nofile = _limit(resource.RLIMIT_MEMLOCK), _limit(resource.RLIMIT_NOFILE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hpctrain.common.cluster.checks import Check, judge, skip
 from hpctrain.common.cluster.mpi import BUILD_HINT, find_mpi
 from hpctrain.common.errors import HpctrainError
-from hpctrain.control.horovod import PACKAGES, TITLES, VERSION
+from hpctrain.control.horovod import PACKAGES, TITLES, VERSION, cuda
 from hpctrain.control.horovod.fingerprint import Installed, find_installed, mpi_identity, package_version
 
 # The MPI that is wanted; hpctrain's own engine needs one too.
@@ -81,10 +81,7 @@ def _framework(framework: str, installed: Installed | None) -> Check:
 
 
 def _nccl(installed: Installed | None) -> Check:
-    # Imported here because it loads the whole build, which no start of ranks needs.
-    from hpctrain.control.horovod.install import find_accelerator
-
-    toolkit, nccl = find_accelerator()
+    toolkit, nccl = cuda.find_accelerator()
     if toolkit is None:
         needed = "the CUDA toolkit (CUDA_HOME) and CUDA builds of the frameworks"
         return skip("nccl", "no CUDA toolkit, or frameworks for CPUs", f"to use GPUs: {needed}, then {BUILD_HINT}")

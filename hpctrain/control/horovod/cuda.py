@@ -82,3 +82,9 @@ def _nccl_places(toolkit: Toolkit) -> Iterator[tuple[Path, Path]]:
     for home in [*homes, toolkit.home, Path("/usr")]:
         for libraries in ("lib", "lib64", f"lib/{os.uname().machine}-linux-gnu"):
             yield home / "include", home / libraries
+
+
+def find_accelerator() -> tuple[Toolkit | None, Nccl | None]:
+    """CUDA and NCCL, each only where an installed framework can use it."""
+    toolkit = find_toolkit() if framework_has_cuda() else None
+    return toolkit, find_nccl(toolkit) if toolkit else None

@@ -20,12 +20,11 @@ _SECONDS = 300.0
 _END_SECONDS = 30.0
 
 
-def build(say: Say, *, force: bool = False) -> tuple[BuildFingerprint, str]:
+def build(say: Say) -> tuple[BuildFingerprint, str]:
     """Make the installed Horovod fit this environment's frameworks and MPI.
 
     Args:
         say: gets the name of each step.
-        force: compile and install even where the installed Horovod or a cached wheel fits.
 
     Returns:
         What Horovod is built for now, and how it came to be: ``already installed``, ``from the cache`` or
@@ -35,7 +34,7 @@ def build(say: Say, *, force: bool = False) -> tuple[BuildFingerprint, str]:
         HpctrainError: something that the build needs is missing, or the build or its proof failed.
     """
     mpi = find_mpi()
-    toolkit, nccl = find_accelerator()
+    toolkit, nccl = cuda.find_accelerator()
     wanted = current_fingerprint(mpi, toolkit, nccl)
     if not wanted.packages:
         raise HpctrainError(
@@ -44,25 +43,20 @@ def build(say: Say, *, force: bool = False) -> tuple[BuildFingerprint, str]:
             "pip install 'hpctrain[torch]' or [keras]",
         )
     installed = find_installed()
-    if not force and installed and installed.fingerprint == wanted:
+    if installed and installed.fingerprint == wanted:
         return wanted, "already installed"
-    found = None if force else wheel.cached_wheel(wanted)
+    found = wheel.cached_wheel(wanted)
     built = found or wheel.compile_wheel(wanted, mpi, toolkit, nccl, say)
     say("installing")
     _pip("install", "--no-deps", "--force-reinstall", str(built))
     try:
         prove(mpi, wanted.packages, say)
     except HpctrainError:
-        # Removed, so that the next command does not take an unproved build for a working one.
+        # Removed, so that the next command does not take an unproved build for a working one, and compiles anew.
+        built.unlink(missing_ok=True)
         _pip("uninstall", "--yes", "horovod")
         raise
     return wanted, "from the cache" if found else "compiled"
-
-
-def find_accelerator() -> tuple[cuda.Toolkit | None, cuda.Nccl | None]:
-    """CUDA and NCCL, each only where an installed framework can use it."""
-    toolkit = cuda.find_toolkit() if cuda.framework_has_cuda() else None
-    return toolkit, cuda.find_nccl(toolkit) if toolkit else None
 
 
 def _pip(*arguments: str) -> None:

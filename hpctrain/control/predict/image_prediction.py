@@ -14,7 +14,7 @@ from hpctrain.common.cluster.gpu_models import gpu
 from hpctrain.control.predict.compute import CPU, Device
 from hpctrain.control.predict.job import Job, Times, times
 from hpctrain.control.predict.measurements import Calibration
-from hpctrain.control.predict.memory import MemorySettings, fewer, memory, most_samples
+from hpctrain.control.predict.memory import MemorySettings, memory, most_samples
 from hpctrain.control.predict.prediction import Node, Run, nodes_text
 from hpctrain.control.predict.training import Training
 from hpctrain.control.predict.values import Cause, Estimate, Values, causes_of
@@ -149,20 +149,13 @@ def memory_figures(training: Training, job: Job) -> dict[str, Any]:
     )
     on_gpu = job.device.name != CPU
 
-    def needed(batch: int, changed: MemorySettings) -> Estimate:
-        return memory(training.largest, batch=batch, settings=changed).estimate(on_gpu=on_gpu)
+    def needed(batch: int) -> Estimate:
+        return memory(training.largest, batch=batch, settings=settings).estimate(on_gpu=on_gpu)
 
     def fits(batch: int) -> bool:
-        return needed(batch, settings).value <= gpu(job.device.name).memory_bytes
+        return needed(batch).value <= gpu(job.device.name).memory_bytes
 
-    taken = needed(job.at_once, settings)
-    halves = needed(-(-job.at_once // 2), replace(settings, parts=2 * settings.parts)).value
-    narrow = needed(job.at_once, replace(settings, precision="bf16")).value
-    return {
-        "memory_bytes": taken,
-        "largest_batch": most_samples(fits) if on_gpu else None,
-        "memory_choices": fewer(taken.value, {"half the samples at once": halves, "bf16": narrow}),
-    }
+    return {"memory_bytes": needed(job.at_once), "largest_batch": most_samples(fits) if on_gpu else None}
 
 
 def _decoding(runs: Sequence[ImageRun], training: Training) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from bisect import bisect_right
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -44,6 +43,9 @@ class SweepRow(Section):
 class Sweep(Section):
     """Step times without communication, as ``hpctrain bench step --sweep --json`` writes them."""
 
+    # Files of earlier versions have further keys.
+    model_config = ConfigDict(extra="ignore")
+
     model: str
     device: str = Field(description="name of a GPU that predictions know, or cpu")
     precision: Precision = "float32"
@@ -51,8 +53,6 @@ class Sweep(Section):
     cores: Count | None = Field(None, description="of the host, which they shared")
     image_size: Count | None = None
     rows: tuple[SweepRow, ...] = Field(min_length=2)
-    fixed_s: float = Field(description="a of t(b) = a + c b")
-    per_sample_s: float = Field(description="c of t(b) = a + c b")
 
     def modelled_s(self, batch: float, values: Values) -> Floats:
         """What the roofline says of a step with so many samples a rank, (columns,)."""
@@ -81,7 +81,6 @@ def make_sweep(
         SweepRow(batch=int(batch), median_s=statistics.median(times), spread=float(np.log(times).std()))
         for batch, times in measured["seconds"].items()
     ]
-    slope, constant = np.polyfit([row.batch for row in rows], [row.median_s for row in rows], 1)
     return Sweep(
         model=model,
         device=device,
@@ -90,8 +89,6 @@ def make_sweep(
         cores=measured["cores"],
         image_size=image_size,
         rows=tuple(sorted(rows, key=lambda row: row.batch)),
-        fixed_s=float(constant),
-        per_sample_s=float(slope),
     )
 
 
@@ -242,7 +239,11 @@ class Calibration:
         return found
 
 
-_Read = TypeVar("_Read", bound=BaseModel)
+class _File(BaseModel):
+    """What ``hpctrain bench … --json`` writes, as far as predictions use it."""
+
+    sweeps: tuple[Sweep, ...] = ()
+    rows: tuple[ReducedRow, ...] | tuple[LoadedRow, ...] = ()
 
 
 def read_calibration(paths: Sequence[Path]) -> Calibration:
@@ -255,43 +256,19 @@ def read_calibration(paths: Sequence[Path]) -> Calibration:
     curves: list[Curve] = []
     loaded: dict[int, float] = {}
     for path in paths:
-        content = _json(read_text(path, "calibration", _HOW, limit=_MOST_BYTES), path)
-        rows = content.get("rows")
-        keys = set.intersection(*map(set, rows)) if _is_table(rows) else set()
-        if "sweeps" in content:
-            sweeps += _checked(Sweep, content["sweeps"], path)
-        elif "engine" in keys:
-            curves += bench_curves(_checked(ReducedRow, rows, path), path)
-        elif "workers" in keys:
-            measured = _checked(LoadedRow, rows, path)
-            loaded |= {row.workers: row.samples_per_s for row in measured if row.variant == "hpctrain"}
-        else:
-            raise _not_valid("neither sweeps nor measured all-reduces", path)
+        try:
+            content = _File.model_validate_json(read_text(path, "calibration", _HOW, limit=_MOST_BYTES))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise _not_valid(": ".join([*map(str, first["loc"]), first["msg"]]), path) from error
+        sweeps += content.sweeps
+        if reduced := [row for row in content.rows if isinstance(row, ReducedRow)]:
+            curves += bench_curves(reduced, path)
+        passes = [row for row in content.rows if isinstance(row, LoadedRow) and row.variant == "hpctrain"]
+        loaded |= {row.workers: row.samples_per_s for row in passes}
+        if not (content.sweeps or content.rows):
+            raise _not_valid("neither sweeps nor rows of a benchmark", path)
     return Calibration(sweeps=tuple(sweeps), curves=tuple(curves), loaded=loaded)
-
-
-def _is_table(rows: object) -> TypeGuard[list[dict[str, Any]]]:
-    return isinstance(rows, list) and bool(rows) and all(isinstance(row, dict) for row in rows)
-
-
-def _json(text: str, path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise HpctrainError(
-            "HT-file-not-json", "{path}: not a complete JSON file: {problem}", _HOW, path=path, problem=str(error)
-        ) from error
-    return found if isinstance(found, dict) else {}
-
-
-def _checked(kind: type[_Read], rows: object, path: Path) -> list[_Read]:
-    if not _is_table(rows):
-        raise _not_valid("no sweeps", path)
-    try:
-        return [kind.model_validate_json(json.dumps(row)) for row in rows]
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise _not_valid(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", path) from error
 
 
 def _not_valid(problem: str, path: Path) -> HpctrainError:

@@ -82,11 +82,6 @@ def largest(moments: list[RankMemory]) -> RankMemory:
     return max(moments, key=lambda memory: memory.allocated)
 
 
-def fewer(taken: float, choices: Mapping[str, float]) -> dict[str, int]:
-    """The choices that take less memory, by more than their count is exact."""
-    return {name: round(nbytes) for name, nbytes in choices.items() if nbytes < 0.999 * taken}
-
-
 def most_samples(fits: Callable[[int], bool]) -> int:
     """The most samples at once that fit, where fewer fit too; 0 if not even one does."""
     low, high = 0, 1

@@ -1,4 +1,4 @@
-"""Whether ranks fit their memory: the largest micro-batch that does, and what is said of ranks that share a GPU."""
+"""The largest micro-batch with which a rank of a recipe fits its memory."""
 
 from __future__ import annotations
 

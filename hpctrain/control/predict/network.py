@@ -15,7 +15,6 @@ from hpctrain.control.predict.compute import CPU
 from hpctrain.control.topology.records import LANE_GBIT
 
 if TYPE_CHECKING:
-    from hpctrain.common.cluster.node_map import NodeMap
     from hpctrain.control.schedulers.profile import NodeProfile
     from hpctrain.control.topology.fabric import Fabric, Ints
     from hpctrain.control.topology.routes import Phase, Routes
@@ -74,24 +73,14 @@ class Hardware:
     routes: Path | None = None
     rdma: bool = True
 
-    def like(self, node: NodeMap) -> Hardware:
-        """The same with the GPUs and adapters of a node map, and their mean speed, in place of what was not stated."""
-        adapters = node.training_adapters
-        speeds = [adapter.gbit for adapter in adapters if adapter.gbit is not None]
-        known = speeds and len(speeds) == len(adapters)
-        return self._completed(None, len(node.gpus), len(adapters), sum(speeds) / len(speeds) if known else None)
-
     def completed(self, profile: NodeProfile) -> Hardware:
         """The same with what a cluster's profile knows of a node in place of what was not stated."""
-        return self._completed(profile.gpu, profile.gpus, profile.adapters, profile.link_gbit)
-
-    def _completed(self, gpu: str | None, gpus: int | None, adapters: int | None, link_gbit: float | None) -> Hardware:
         return replace(
             self,
-            gpu=self.gpu or gpu,
-            gpus_per_node=self.gpus_per_node or gpus or None,
-            adapters=self.adapters or adapters or None,
-            link_bytes_per_s=self.link_bytes_per_s or (link_gbit * 1e9 / 8 if link_gbit else None),
+            gpu=self.gpu or profile.gpu,
+            gpus_per_node=self.gpus_per_node or profile.gpus or None,
+            adapters=self.adapters or profile.adapters or None,
+            link_bytes_per_s=self.link_bytes_per_s or (profile.link_gbit * 1e9 / 8 if profile.link_gbit else None),
         )
 
     @property
@@ -151,7 +140,6 @@ class Hardware:
 
 def stated_network(hosts: int, *, adapters: int, bytes_per_s: float) -> Network:
     """The network of hosts of which only the adapters and their rate are known: nothing between them is shared."""
-    _require_positive(hosts=hosts, adapters=adapters, bytes_per_s=bytes_per_s)
     return Network(hosts=hosts, rails=adapters, rail_bytes_per_s=bytes_per_s, tree_volume=_tree_volume(hosts))
 
 
@@ -290,7 +278,6 @@ def has_cables(fabric: Fabric) -> bool:
 def rail_rate(fabric: Fabric, adapters: Ints, stated: float | None) -> float:
     """Bytes a second of one adapter in one direction: as stated, else of the fastest of their cables."""
     if stated is not None:
-        _require_positive(bytes_per_s=stated)
         return stated
     if not fabric.has_speeds:
         raise HpctrainError(
@@ -299,15 +286,3 @@ def rail_rate(fabric: Fabric, adapters: Ints, stated: float | None) -> float:
             "state the rate of an adapter as well, such as --link 200Gb",
         )
     return float(fabric.bandwidth[np.isin(fabric.source, adapters)].max())
-
-
-def _require_positive(**numbers: float) -> None:
-    for name, value in numbers.items():
-        if not 0 < value < float("inf"):
-            raise HpctrainError(
-                "HT-network-bad-number",
-                "a network with {name}={value}",
-                f"{name} must be greater than 0, such as 25e9 bytes/s",
-                name=name,
-                value=value,
-            )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.control.predict.compute import CPU
@@ -52,7 +51,6 @@ class Row:
         efficiency: samples per second and node, against those of the recipe on one node.
         epochs: to the result; None for a script, like all that follows from the length of a run.
         largest_batch: samples that a GPU can compute at once; None on hosts without, which have no energy either.
-        memory_choices: bytes at the peak with what would make them fewer.
         tokens_per_s: of text; None for images, like all that follows.
         step_terms, memory_terms: seconds of a step, and bytes of the rank that needs most, by cause.
         limited_by: the largest of the step's terms.
@@ -71,7 +69,6 @@ class Row:
     minutes: Estimate | None
     memory_bytes: Estimate
     largest_batch: int | None
-    memory_choices: Mapping[str, int]
     node_w: Estimate | None
     kwh: Estimate | None
     facility_kwh: Estimate | None
@@ -89,7 +86,6 @@ class Prediction:
     """Rows by nodes, and what they rest on.
 
     Attributes:
-        worthwhile: the nodes beyond which another one adds less than half of the throughput of the first, if any.
         constants: that the figures depend on, by name.
         causes: the constants that matter most for the step of the last row, by their share.
         candidates: of a search for the best mesh, those of the last row, the fastest first.
@@ -98,7 +94,6 @@ class Prediction:
     name: str
     node: Node
     rows: tuple[Row, ...]
-    worthwhile: int | None
     constants: Mapping[str, Constant]
     causes: tuple[Cause, ...]
     warnings: tuple[str, ...]
@@ -225,17 +220,6 @@ def energy(
     if site.g_per_kwh is not None:
         found["kg_co2"] = found["facility_kwh"] * site.g_per_kwh / 1000
     return found
-
-
-def worthwhile(rates: Sequence[tuple[int, float]]) -> int | None:
-    """The last number of nodes up to which each one more adds at least half of what the first one does, by what they do
-    in a second.
-    """
-    half = rates[0][1] / rates[0][0] / 2
-    for (nodes, rate), (more, faster) in pairwise(rates):
-        if (faster - rate) / (more - nodes) < half:
-            return nodes
-    return None
 
 
 def nodes_text(nodes: Sequence[int]) -> str:

@@ -17,7 +17,7 @@ from hpctrain.control.predict.image_prediction import ImagePredictor
 from hpctrain.control.predict.measurements import Calibration, read_calibration
 from hpctrain.control.predict.micro_batch import fitting
 from hpctrain.control.predict.network import Hardware
-from hpctrain.control.predict.prediction import Node, Prediction, Run, Site, nodes_text, worthwhile
+from hpctrain.control.predict.prediction import Node, Prediction, Run, Site, nodes_text
 from hpctrain.control.predict.training import Training, recipe_training
 from hpctrain.control.predict.transformers.language_prediction import LanguagePredictor
 from hpctrain.control.predict.transformers.language_training import LanguageTraining, recipe_language_training
@@ -120,7 +120,6 @@ def predict(
     rows = [run.row(reference, values, site) for run in runs]
     searched = isinstance(training, LanguageTraining) and training.mesh is None
     candidates = [rows[-1], *(run.row(reference, values, site) for run in slower)] if searched else []
-    more = [run for run in runs if run.network.hosts > first.network.hosts]
     further = last.further_constants() if isinstance(last, LanguagePredictor) else {}
     warnings = list(last.warnings(runs))
     if idle := [run.network.hosts for run in runs if run.data_ranks > run.batch]:
@@ -129,7 +128,6 @@ def predict(
         name=training.name,
         node=node,
         rows=tuple(rows),
-        worthwhile=worthwhile([(run.network.hosts, float(run.samples_per_s[0])) for run in (first, *more)]),
         causes=last.causes(fastest),
         constants={name: values.constants[name] for name in sorted(values.used)} | further,
         warnings=tuple(dict.fromkeys(warnings)),

@@ -5,10 +5,8 @@ Column 0 of every array has the constants' own values; the others are draws from
 
 from __future__ import annotations
 
-import re
 import zlib
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,7 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from hpctrain.common.cluster.gpu_models import GpuModel, Kind, buses, gpus
-from hpctrain.common.files.checked_yaml import Section, load_checked
+from hpctrain.common.files.checked_yaml import Section, load_shipped
 from hpctrain.common.recipes.keys import NotNegative, Positive
 from hpctrain.control.topology.fabric import Floats
 
@@ -44,9 +42,7 @@ class _Constants(Section):
 @cache
 def constants() -> dict[str, Constant]:
     """All constants by name. A GPU's are called ``GPU.FIELD``, and the largest rate of a bus ``bus.NAME``."""
-    path = Path(__file__).with_name("constants.yaml")
-    text = path.read_text(encoding="utf-8")
-    found = dict(load_checked(text, path, _Constants, "file of constants", "reinstall hpctrain").constants)
+    found = dict(load_shipped(Path(__file__).with_name("constants.yaml"), _Constants).constants)
     for name, each in gpus().items():
         found |= {f"{name}.{key}": value for key, value in _of_gpu(each).items()}
         found[f"{name}.pace"] = Constant(unit="", **each.pace.model_dump())
@@ -136,33 +132,9 @@ def estimate(columns: Floats) -> Estimate:
     return Estimate(value=value, low=min(float(low), value), high=max(float(high), value))
 
 
-_ONE_NODE = "time some steps of it on one node: what they took over what is predicted holds for more nodes too"
-_TWO_NODES = "time some steps of it on two nodes"
-# By the names of constants, the first that fits; for images there are calibrations, for transformers on GPUs none.
-_MEASUREMENTS = (
-    (r"unstated\.network|network", "state the network: --adapters-per-node and --link, or --fabric"),
-    (r"loader\.", "bench loader --json, and --calibration"),
-    (r"bus\.|.*\.local_s|host_", "bench allreduce -np N --json on one node, and --calibration"),
-    (
-        r"(?:tcp\.|horovod\.|mpi\.|gloo\.)?wire_efficiency|nccl_step_s|\w+\.(?:step_s|overlap)|curve_residual|horovod\.",
-        "bench allreduce -H HOSTS --json on two nodes, and --calibration",
-    ),
-    (
-        r".*\.(?:pace|\w+flops|memory_bytes_per_s|kernel_s)|torch\.|kernel_s|\w+_efficiency|step_residual|cpu\.",
-        "bench step --sweep --json on one node, and --calibration",
-    ),
-    (r"wire|hop|overlap|pipeline|replicas|stragglers|publishers\.(?:division|gpus)", _TWO_NODES),
-    (
-        r"attention\.|gpu\.|publishers\.|matmul|power|wave|kernel|fp\d|cast|cudnn|narrow|scores?|score_bytes|memory|eager"
-        r"|bus|local|tensor|launch|step",
-        _ONE_NODE,
-    ),
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """How much of the variance of a step's logarithm comes from one constant, and what measurement would narrow it.
+    """How much of the variance of a step's logarithm comes from one constant.
 
     ``step`` is by how much of a step's time one standard deviation of the constant moves it.
     """
@@ -170,17 +142,13 @@ class Cause:
     name: str
     share: float
     step: float
-    measurement: str = ""
 
 
 def causes_by_size(moves: Mapping[str, float]) -> tuple[Cause, ...]:
     """The causes, the largest first, by how much one standard deviation of each moves a step's logarithm."""
     whole = max(sum(move**2 for move in moves.values()), 1e-30)
-    found = []
-    for name, move in sorted(moves.items(), key=lambda item: -(item[1] ** 2)):
-        measurement = next((text for pattern, text in _MEASUREMENTS if re.match(pattern, name)), "")
-        found.append(Cause(name=name, share=move**2 / whole, step=abs(move), measurement=measurement))
-    return tuple(found)
+    ordered = sorted(moves.items(), key=lambda item: -(item[1] ** 2))
+    return tuple(Cause(name=name, share=move**2 / whole, step=abs(move)) for name, move in ordered)
 
 
 def causes_of(values: Values, total: Floats) -> tuple[Cause, ...]:
@@ -193,12 +161,3 @@ def causes_of(values: Values, total: Floats) -> tuple[Cause, ...]:
     scaled = centred / centred.std(axis=1, keepdims=True)
     slopes = np.linalg.solve(scaled @ scaled.T + np.eye(len(names)), scaled @ log_total)
     return causes_by_size(dict(zip(names, slopes.tolist(), strict=True)))
-
-
-def best_measurement(causes: Iterable[Cause]) -> tuple[str, float]:
-    """The measurement that would narrow the range most, and the share of the variance that it takes away at most."""
-    shares: dict[str, float] = defaultdict(float)
-    for cause in causes:
-        shares[cause.measurement] += cause.share
-    shares.pop("", None)
-    return max(shares.items(), key=lambda item: item[1], default=("", 0.0))

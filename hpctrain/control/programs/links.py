@@ -31,19 +31,18 @@ def hosts_to_measure(options: HostOptions) -> tuple[PlacedHosts, tuple[str, ...]
         raise HpctrainError(
             "HT-hosts-too-few",
             "there is no link to measure on one host",
-            "name at least two with -H, start it inside an allocation (salloc, sbatch), or try it here with -np 2",
+            "name at least two with -H, or start it inside an allocation (salloc, sbatch)",
         )
     return hosts, warnings
 
 
 def measure_links(
-    hosts: PlacedHosts | None, ranks: int, size: int, start: Start = Start(), options: HostOptions = HostOptions()
+    hosts: PlacedHosts, ranks: int, size: int, start: Start = Start(), options: HostOptions = HostOptions()
 ) -> list[Flow]:
-    """Measure between hosts, or between ranks of this machine.
+    """Measure between hosts.
 
     Args:
-        hosts: in the order of the ring; their slots do not count. The current directory has to be theirs too. None for
-            this machine.
+        hosts: in the order of the ring; their slots do not count. The current directory has to be theirs too.
         ranks: the number of ranks on each host.
         size: the size of a message in bytes.
         options: the options that chose the hosts.
@@ -52,20 +51,18 @@ def measure_links(
         HpctrainError: nothing to start ranks with, no folder for what is measured, or a rank failed.
     """
     machine = this_machine()
-    names = [host.host for host in hosts.slots] if hosts else [machine.host]
-    slots = [Slots(host=name, slots=ranks) for name in names]
-    schedule = rounds(len(names), ranks) if hosts else rounds(ranks)
-    with working_folder(shared=hosts is not None or start.container is not None) as name:
+    names = [host.host for host in hosts.slots]
+    with working_folder(shared=True) as name:
         folder = Path(name)
         out, pairs = folder / "flows.json", folder / "rounds.json"
-        write_json(pairs, schedule)
+        write_json(pairs, rounds(len(names), ranks))
         plan = Plan(
             script=Script(path=_PROGRAM, arguments=(str(out), str(pairs), str(size))),
             backend="mpi",
             ranks=len(names) * ranks,
-            hosts=tuple(slots),
+            hosts=tuple(Slots(host=name, slots=ranks) for name in names),
             host_options=options,
-            environment=hosts.environment if hosts else {},
+            environment=hosts.environment,
             start=start.mounting(folder),
             threads_per_rank=1,
         )
@@ -73,15 +70,9 @@ def measure_links(
         try:
             measured = run_program(plan, folder, machine, launcher, out)
         except HpctrainError as error:
-            raise error.but(hint=error.hint or _remedy(hosts)) from error
+            remedy = f"`hpctrain doctor -H {fold_hosts(names)}` looks further; all hosts have to share {Path.cwd()}"
+            raise error.but(hint=error.hint or remedy) from error
         return flows_of(measured, plan)
-
-
-def _remedy(hosts: PlacedHosts | None) -> str:
-    if hosts is None:
-        return "`hpctrain doctor -np 2` looks further"
-    names = fold_hosts([host.host for host in hosts.slots])
-    return f"`hpctrain doctor -H {names}` looks further; all hosts have to share the current directory, {Path.cwd()}"
 
 
 def flows_of(measured: dict[str, Any], plan: Plan) -> list[Flow]:
@@ -97,7 +88,6 @@ def flows_of(measured: dict[str, Any], plan: Plan) -> list[Flow]:
             source=ends[flow["source"]],
             target=ends[flow["target"]],
             bandwidth=flow["bandwidth"],
-            latency=flow["latency"],
             spread=flow["spread"],
         )
         for flow in measured["flows"]

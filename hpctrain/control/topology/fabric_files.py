@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import read_text
-from hpctrain.control.topology.readers import forwarding, ibnetdiscover, slurm, slurm_yaml
+from hpctrain.control.topology.readers import forwarding, ibnetdiscover, slurm
 from hpctrain.control.topology.records import Record
 
 Reader = Callable[[str, str], Iterator[Record]]
@@ -21,7 +21,6 @@ _FORMATS: dict[str, tuple[str, Reader]] = {
         r"\s*(?i:SwitchName|BlockName|BlockSizes|AggregatedBlock)\s*=",
         slurm.read,
     ),
-    "topology.yaml": (r"[ -]*(?:topology|tree|block|flat)\s*:", slurm_yaml.read),
 }
 _LINES = [(re.compile(f"^(?:{line})", re.MULTILINE), reader) for line, reader in _FORMATS.values()]
 # Room for a hundred thousand ports with names of hundreds of bytes.

@@ -1,4 +1,4 @@
-"""The shape of a fabric: leaves, levels of the other switches, and the oversubscription of each leaf.
+"""The shape of a fabric: leaves, levels of the other switches, subtrees, and links slower than their peers.
 
 Cables say which switches are joined, and not which one is above. Traffic between hosts climbs and descends again, so
 the height of a switch is that to which some shortest path between two leaves climbs at it: the distance to the nearer
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.control.topology.fabric import Floats, Ints, components, hops
+from hpctrain.control.topology.fabric import Fabric, Floats, Ints, components, hops
 
 Mask = NDArray[np.bool_]
 
@@ -133,6 +133,31 @@ def _stands_above(switch: int, beside: Sequence[set[int]], heights: Sequence[int
 
 def _below(switch: int, beside: Sequence[set[int]], heights: Sequence[int]) -> set[int]:
     return {other for other in beside[switch] if 0 < heights[other] < heights[switch]}
+
+
+def subtrees_of(fabric: Fabric, adapters: Ints) -> Iterator[Ints]:
+    """The subtrees of each adapter: first its switch, or its subnet where it has none, then ever larger ones.
+
+    A fat tree has many spines, so what its cables connect is joined level by level: first by the switches of the level,
+    which become one, then by cables between switches of that level, which have no switch above them. A missing cable
+    does not change the tree, and a leaf may be attached at any level.
+
+    Yields:
+        numbers in the order of the switches, of the shape of ``adapters``; each yield has its own numbers.
+    """
+    cabled = (fabric.level[fabric.source] == 0) & (fabric.level[fabric.target] >= 1)
+    switch = len(fabric.names) + fabric.subnet
+    switch[fabric.source[cabled]] = fabric.target[cabled]
+    on: Ints = switch[adapters]
+    yield on
+    nodes = len(fabric.names) + int(fabric.subnet.max()) + 1
+    low = np.minimum(fabric.level[fabric.source], fabric.level[fabric.target])
+    high = np.maximum(fabric.level[fabric.source], fabric.level[fabric.target])
+    for level in range(1, int(fabric.level.max()) + 1):
+        # Leaves have no switches below them, so they are joined by cables between equals alone.
+        for equals in (False, True) if level > 1 else (True,):
+            taken = (low >= 1) & ((high < level) | ((high == level) & (equals | (low < level))))
+            yield components(nodes, fabric.source[taken], fabric.target[taken])[on]
 
 
 def degraded_links(level: Ints, source: Ints, target: Ints, bandwidth: Floats) -> Iterator[tuple[int, float]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,7 +58,7 @@ def _adapters(sys: Path) -> Iterator[tuple[Adapter, Bridges]]:
         # RDMA in software, over an Ethernet interface, has no PCI device.
         if not _bridges(device):
             continue
-        layer, active, gbit = _ports(entry)
+        layer, active = _ports(entry)
         yield (
             Adapter(
                 name=entry.name,
@@ -69,14 +68,13 @@ def _adapters(sys: Path) -> Iterator[tuple[Adapter, Bridges]]:
                 active=active,
                 # In a virtual machine a virtual function has no such link, and counts as a whole adapter.
                 virtual=(device / "physfn").exists(),
-                gbit=gbit,
             ),
             _bridges(device),
         )
 
 
-def _ports(entry: Path) -> tuple[LinkLayer | None, bool, float | None]:
-    """InfiniBand if any port has it, else Ethernet; whether a port of that kind is up; and the Gbit/s of those.
+def _ports(entry: Path) -> tuple[LinkLayer | None, bool]:
+    """InfiniBand if any port has it, else Ethernet; and whether a port of that kind is up.
 
     The kernel reports no link layer for EFA, which the adapter's name shows.
     """
@@ -87,9 +85,7 @@ def _ports(entry: Path) -> tuple[LinkLayer | None, bool, float | None]:
         layer = "InfiniBand"
     elif "Ethernet" in layers:
         layer = "Ethernet"
-    up = [port for port in ports if layer in (port.link_layer, None) and port.active]
-    gbit = sum(port.rate for port in up) if up else math.nan
-    return layer_of(entry.name, layer), bool(up), None if math.isnan(gbit) else gbit
+    return layer_of(entry.name, layer), any(port.active for port in ports if layer in (port.link_layer, None))
 
 
 def _gpus_of_driver(sys: Path) -> list[str]:

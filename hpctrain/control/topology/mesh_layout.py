@@ -19,9 +19,9 @@ import numpy as np
 from hpctrain.common.recipes.mesh import AXES, Axis, Mesh
 from hpctrain.common.recipes.mesh_traffic import AxisTraffic, LaidMesh, MeshTraffic, MeshWork
 from hpctrain.control.topology.fabric import Fabric, Floats
+from hpctrain.control.topology.levels import subtrees_of
 from hpctrain.control.topology.mesh_flows import MeshFlows, mesh_flows
 from hpctrain.control.topology.placement import Order, Rings
-from hpctrain.control.topology.subtrees import subtrees_of
 
 TORCH: tuple[Axis, ...] = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """torchtitan's order of axes, outermost first (torchtitan, torchtitan/distributed/parallel_dims.py)."""

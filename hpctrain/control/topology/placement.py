@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.fabric import Fabric, Floats, Ints
+from hpctrain.control.topology.levels import subtrees_of
 from hpctrain.control.topology.names import natural_key
 from hpctrain.control.topology.routes import Routes, predict_allreduce, rail_rings
-from hpctrain.control.topology.subtrees import subtrees_of
 
 # The changes that the search tries: enough to converge on small fabrics, and under a second on 2,048 hosts.
 TRIES = 1000

@@ -322,14 +322,13 @@ def second_parents(hosts: int) -> Ints:
     return moved
 
 
-def predict_allreduce(routes: Routes, steps: Sequence[Phase], size: float, latency: float = 0.0) -> float:
-    """Seconds of an all-reduce of ``size`` bytes: for each step the latency, and the bytes on its slowest link.
+def predict_allreduce(routes: Routes, steps: Sequence[Phase], size: float) -> float:
+    """Seconds of an all-reduce of ``size`` bytes: for each step those of the bytes on its slowest link.
 
     Exact where the flows of a step carry the same and share links fairly.
 
     Args:
         steps: from ``rail_rings`` or ``double_tree``.
-        latency: seconds that each step adds.
 
     Raises:
         HpctrainError: two adapters have no route.
@@ -338,5 +337,5 @@ def predict_allreduce(routes: Routes, steps: Sequence[Phase], size: float, laten
     for step in steps:
         loads = routes.loads(step.source, step.target)
         slowest = float((loads / routes.fabric.bandwidth).max(initial=0.0))
-        seconds += step.repeats * (latency + size * step.share * slowest)
+        seconds += step.repeats * (size * step.share * slowest)
     return seconds

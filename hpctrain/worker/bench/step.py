@@ -73,8 +73,6 @@ def variants(work: BenchWorkload, comm: Communicator, world: MPI.Intracomm, left
         **_compressed(work, comm),
     }
     groups = [TimedGroup(calls=calls)]
-    if not group.on_gpus:
-        left_out["nccl"] = "not every rank has a GPU of its own"
     horovod = load_horovod(world, left_out)
     if horovod:
         running = partial(horovod_running, world)

@@ -1,4 +1,4 @@
-"""Bandwidth and latency between ranks, pair by pair.
+"""Bandwidth between ranks, pair by pair.
 
 ``python links.py OUT.json ROUNDS.json BYTES`` on every rank. ROUNDS holds, for each round, the pairs of sender and
 receiver that run at the same time (:func:`hpctrain.control.topology.verify.rounds`). Needs MPI alone: no framework, no
@@ -12,7 +12,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,23 +26,14 @@ if TYPE_CHECKING:
 _ADAPTERS = ADAPTERS
 _LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
-# The first messages set up connections and register memory.
-_WARMUP = 5
-_PINGS = 100
 _REPEATS = 5
 _MESSAGES = 8
 # The time for one measurement of one flow: a slow link gets fewer messages.
 _SECONDS = 0.05
 
 # Other users of a machine or a network slow a flow down now and then, and never speed it up. So all flows are measured
-# in turn until each has come near its best several times, and its best counts. A flow that is slow beside the others
-# gets more chances: among many flows one is disturbed several times, but seldom by the same amount.
-_LEAST_PASSES = 3
-_TIMES_NEAR_BEST = 2
-_TIMES_NEAR_BEST_IF_SLOW = 5
-_MOST_PASSES = 15
-_NEAR = 0.9
-_SUSPICIOUS = 0.8
+# in turn several times, and the best of each counts.
+_PASSES = 11
 
 
 def choose_adapter() -> str:
@@ -75,16 +66,16 @@ def measure(comm: MPI.Comm, pairs: list[tuple[int, int]], size: int) -> dict[str
     comm.Barrier()
     if rank in sending:
         peer = sending[rank]
-        latency = min(_ping(comm, peer) for _ in range(_WARMUP + _PINGS))
+        # The first message sets up a connection.
+        _send(comm, peer, buffer[:1], 1)
         first = _send(comm, peer, buffer, 1)
         messages, repeats = affordable_messages(first)
         comm.send((messages, repeats), peer)
         seconds = statistics.median([_send(comm, peer, buffer, messages) for _ in range(repeats)] or [first])
-        return {"source": rank, "target": peer, "latency": latency, "bandwidth": messages * size / seconds}
+        return {"source": rank, "target": peer, "bandwidth": messages * size / seconds}
     if rank in receiving:
         peer = receiving[rank]
-        for _ in range(_WARMUP + _PINGS):
-            _pong(comm, peer)
+        _receive(comm, peer, buffer[:1], 1)
         _receive(comm, peer, buffer, 1)
         messages, repeats = comm.recv(source=peer)
         for _ in range(repeats):
@@ -96,20 +87,6 @@ def affordable_messages(seconds: float) -> tuple[int, int]:
     """How many messages at once, and how often, if one takes ``seconds``; 0 times if there is time for no more."""
     messages = min(_MESSAGES, max(1, int(_SECONDS / (_REPEATS * seconds))))
     return messages, min(_REPEATS, int(_SECONDS / (messages * seconds)))
-
-
-def _ping(comm: MPI.Comm, peer: int) -> float:
-    word = np.zeros(1)
-    start = time.perf_counter()
-    comm.Send(word, peer)
-    comm.Recv(word, peer)
-    return (time.perf_counter() - start) / 2
-
-
-def _pong(comm: MPI.Comm, peer: int) -> None:
-    word = np.zeros(1)
-    comm.Recv(word, peer)
-    comm.Send(word, peer)
 
 
 def _send(comm: MPI.Comm, peer: int, buffer: np.ndarray[Any, Any], messages: int) -> float:
@@ -128,11 +105,10 @@ def _receive(comm: MPI.Comm, peer: int, buffer: np.ndarray[Any, Any], messages: 
 
 
 def best(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A flow's best values over all passes, and the share by which its median pass was below (``spread``)."""
+    """A flow's best bandwidth over all passes, and the share by which its median pass was below (``spread``)."""
     bandwidths = [flow["bandwidth"] for flow in measured]
     return {
         **measured[0],
-        "latency": min(flow["latency"] for flow in measured),
         "bandwidth": max(bandwidths),
         "spread": 1 - statistics.median(bandwidths) / max(bandwidths),
     }
@@ -141,27 +117,12 @@ def best(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def measure_all(comm: MPI.Comm, rounds: list[list[tuple[int, int]]], size: int) -> list[dict[str, Any]]:
     """The flows of all rounds on rank 0; an empty list on the others. Collective."""
     found: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    again = list(range(len(rounds)))
-    for _ in range(_MOST_PASSES):
-        for number in again:
-            for flow in comm.gather(measure(comm, rounds[number], size)) or []:
+    for _ in range(_PASSES):
+        for number, pairs in enumerate(rounds):
+            for flow in comm.gather(measure(comm, pairs, size)) or []:
                 if flow:
                     found.setdefault((number, flow["source"]), []).append({"round": number, **flow})
-        again = comm.bcast(unsure_rounds(found))
     return [best(flows) for flows in found.values()]
-
-
-def unsure_rounds(found: Mapping[tuple[int, int], Sequence[dict[str, Any]]]) -> list[int]:
-    """The rounds with a flow that has to be measured again; ``found`` by round and sender."""
-    bandwidths = {key: [flow["bandwidth"] for flow in flows] for key, flows in found.items()}
-    fastest = max(map(max, bandwidths.values()), default=0.0)
-    return sorted({number for (number, _), measured in bandwidths.items() if not _is_enough(measured, fastest)})
-
-
-def _is_enough(measured: Sequence[float], fastest: float) -> bool:
-    best = max(measured)
-    times = _TIMES_NEAR_BEST if best >= _SUSPICIOUS * fastest else _TIMES_NEAR_BEST_IF_SLOW
-    return len(measured) >= _LEAST_PASSES and sum(each >= _NEAR * best for each in measured) >= times
 
 
 def main(out: str, rounds: str, size: str) -> None:

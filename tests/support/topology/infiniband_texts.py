@@ -99,21 +99,3 @@ AGGREGATION = {
         "CA     9  1 0x000000000000000e 4x NDR - SW     1  4 0x0000000000000001 ( 'Mellanox Technologies Aggregation Node' - 'MF0;leaf1:MQM9701/U1' )\n",
     ),
 }
-
-# The same tables as osm_dump.c of OpenSM prints them: the last line has the largest LID.
-OPENSM_LFTS = """\
-Unicast lids [0-5] of switch Lid 1 guid 0x0000000000000001 ('MF0;leaf1:MQM9701/U1'):
-0x0001 000 # Switch portguid 0x0000000000000001: 'MF0;leaf1:MQM9701/U1'
-0x0002 003 # Switch portguid 0x0000000000000002: 'MF0;leaf2:MQM9701/U1'
-0x0004 001 # Channel Adapter portguid 0x00000000000000a1: 'n1 mlx5_0'
-0x0005 003 # Channel Adapter portguid 0x00000000000000b1: 'n2 mlx5_0'
-5 lids dumped
-Unicast lids [0-5] of switch Lid 2 guid 0x0000000000000002 ('MF0;leaf2:MQM9701/U1'):
-0x0004 003 # Channel Adapter portguid 0x00000000000000a1: 'n1 mlx5_0'
-0x0005 001 # unknown node and type
-5 lids dumped
-Unicast lids [0-5] of switch Lid 3 guid 0x0000000000000003 ('spine'):
-0x0004 001 # Channel Adapter portguid 0x00000000000000a1: 'n1 mlx5_0'
-0x0005 002 # Channel Adapter portguid 0x00000000000000b1: 'n2 mlx5_0'
-5 lids dumped
-"""

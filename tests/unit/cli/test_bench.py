@@ -18,7 +18,6 @@ def test_sizes_are_bytes_in_powers_of_1024_and_ascend():
     ("arguments", "says"),
     [
         (["step", "--image-size", "64"], "HT-option-not-usable-here"),
-        (["step", "--sweep", "--model", "gpt"], "HT-option-not-usable-here"),
         (["step", "--model", "vgg"], "resnet50"),
         (["step", "--batch", "0"], "--batch"),
         (["allreduce", "-np", "1"], "-np"),

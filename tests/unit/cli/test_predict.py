@@ -73,7 +73,7 @@ def test_measured_all_reduces_calibrate(capsys: pytest.CaptureFixture[str]) -> N
         ([*H100, "--framework", "kerass"], "HT-choice-unknown"),
         ([*H100, "--routes", "."], "add --fabric"),
         ([*H100, "--nodes", "99999999999999999999"], "HT-option-bad-value"),
-        ([*H100, "--calibration", "sweeps.json"], "no sweeps"),
+        ([*H100, "--calibration", "sweeps.json"], "neither sweeps"),
         ([*H100, "--set", "data.limit=100", "--set", "batch.drop_last=true"], "no whole batch"),
         ([*H100, "--calibration", "cut.txt"], "cut.txt"),
         (["--gpu", "cpu", "--gpus-per-node", "2", "--backend", "nccl"], "needs GPUs"),
@@ -102,15 +102,6 @@ def test_a_workload_from_a_file(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 LLAMA = ["--transformer", "llama3-8b", *H100, "--set", "batch=64"]
-CONFIG = {
-    "model_type": "llama",
-    "num_hidden_layers": 4,
-    "hidden_size": 512,
-    "num_attention_heads": 8,
-    "intermediate_size": 1024,
-    "vocab_size": 1000,
-    "max_position_embeddings": 512,
-}
 
 
 def test_a_transformer(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,16 +115,10 @@ def test_a_transformer(capsys: pytest.CaptureFixture[str]) -> None:
     assert one["minutes"] is None
 
 
-@pytest.mark.parametrize(
-    "text", ["layers=4,width=512,heads=8,mlp=1024,vocabulary=1000,context=512,kind=swiglu", "config.json"]
-)
-def test_a_transformer_in_words_and_in_a_file(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("config.json").write_text(json.dumps(CONFIG))
+def test_a_transformer_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "layers=4,width=512,heads=8,mlp=1024,vocabulary=1000,context=512,kind=swiglu"
     assert main(["predict", "--transformer", text, *H100, "--set", "batch=64", "--json"]) == 0
-    first = json.loads(capsys.readouterr().out)
-    assert first["layout"]["global_batch"] == 64
-    assert main(["predict", "--transformer", "config.json", *H100, "--set", "batch=64", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["step_s"] == first["step_s"]
+    assert json.loads(capsys.readouterr().out)["layout"]["global_batch"] == 64
 
 
 @pytest.mark.parametrize(
@@ -142,8 +127,6 @@ def test_a_transformer_in_words_and_in_a_file(text: str, capsys: pytest.CaptureF
         ([], "HT-argument-missing"),
         (["goyal2017", "--transformer", "llama3-8b"], "HT-argument-missing"),
         (["--transformer", "llama9"], "HT-choice-unknown"),
-        (["--transformer", "moe.json"], "HT-transformer-not-supported"),
-        (["--transformer", "odd.json"], "HT-transformer-not-supported"),
         (["--transformer", "llama3-8b", "--mesh", "dp_shard=8", "--set", "batch=4"], "HT-layout-batch-not-divisible"),
         (
             ["--transformer", "llama3-8b", "--precision", "fp8", "--gpu", "a100-sxm-80"],
@@ -161,8 +144,6 @@ def test_a_transformer_in_words_and_in_a_file(text: str, capsys: pytest.CaptureF
     ],
 )
 def test_misuse_of_transformers(capsys: pytest.CaptureFixture[str], arguments: list[str], code: str) -> None:
-    Path("moe.json").write_text(json.dumps({**CONFIG, "num_local_experts": 8}))
-    Path("odd.json").write_text(json.dumps({**CONFIG, "model_type": "mamba"}))
     assert main(["predict", *H100, *arguments, "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["error"]["code"] == code
 
@@ -181,6 +162,6 @@ def test_no_numbers_of_nodes(text: str) -> None:
         node_counts(text)
 
 
-@pytest.mark.parametrize("text", ["200Gb", "200 Gbit/s", "200G", "200gb/s", "200.0Gbps", "HDR", "25GB/s"])
+@pytest.mark.parametrize("text", ["200Gb", "200 Gbit/s", "200G", "200gb/s", "200.0Gbps", "25GB/s"])
 def test_rates_of_links(text: str) -> None:
     assert link_rate(text) == 25e9

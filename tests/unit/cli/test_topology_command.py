@@ -77,7 +77,7 @@ def test_place_reports_crossings_higher_up(write: Callable[..., str], capsys: py
 
 
 def test_the_fabrics_warnings_are_printed(write: Callable[..., str], capsys: pytest.CaptureFixture[str]):
-    assert main(["topology", "convert", "--to", "topology.conf", write(NAMELESS, alone=["n9 mlx5_0"])]) == 0
+    assert main(["topology", "place", "--hosts", "n1,n2", "--fabric", write(NAMELESS, alone=["n9 mlx5_0"])]) == 0
     check_text("topology-warnings", capsys.readouterr().err)
 
 
@@ -136,23 +136,13 @@ def test_misuse_of_place(fabric: str, capsys: pytest.CaptureFixture[str], argume
     assert all(word in message for word in words), message
 
 
-def test_convert(fabric: str, capsys: pytest.CaptureFixture[str]):
-    tree = run(capsys, "convert", fabric, "--to", "topology.conf")
-    assert "Nodes=node[0001-0004]" in tree
-    run(capsys, "convert", fabric, "--to", "topology.conf", "--out", "topology.conf")
-    assert Path("topology.conf").read_text() == tree
-    assert "cluster_default: true" in run(capsys, "convert", fabric, "--to", "topology.yaml")
-
-
 def test_verify_needs_an_allocation(fabric: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
-    assert "-np 2" in run(capsys, "verify", code=2)
+    assert codes(run(capsys, "verify", code=2)) == ["HT-hosts-not-named"]
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node0001")
     said = run(capsys, "verify", code=2)
     assert codes(said) == ["HT-hosts-too-few"]
     assert "'node0099'" in run(capsys, "verify", "--hosts", "node0001,node0099", "--fabric", fabric, code=2)
-    assert "-np" in run(capsys, "verify", "-np", "2", "--fabric", fabric, code=2)
-    assert "-np" in run(capsys, "verify", "-np", "2", "--routes", "nope", code=2)
 
 
 class Measured:
@@ -163,7 +153,7 @@ class Measured:
         self.environment: dict[str, str] = {}
         ends = [End(host=host, device="mlx5_0") for host in hosts]
         self.flows = [
-            Flow(round=round, source=a, target=b, bandwidth=slowest if slow in (a.host, b.host) else 40e9, latency=2e-6)
+            Flow(round=round, source=a, target=b, bandwidth=slowest if slow in (a.host, b.host) else 40e9)
             for round, (a, b) in enumerate(itertools.permutations(ends, 2))
         ]
 

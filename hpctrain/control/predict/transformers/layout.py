@@ -29,7 +29,6 @@ CHOICES: Mapping[str, tuple[object, ...]] = {
     "precision": get_args(LayoutPrecision),
     "kernels": get_args(Kernels),
 }
-_LEAST = {"micro_batch": 1, "micro_batches": 1, "prefetch": 0, "virtual_stages": 1}
 # Schedules in which each rank has one stage.
 ONE_STAGE = ("gpipe", "1f1b")
 
@@ -117,11 +116,6 @@ class Layout:
             if (value := getattr(self, name)) not in valid:
                 remedy = f"valid: {', '.join(map(str, valid))}"
                 raise HpctrainError("HT-choice-unknown", "{key} is {value!r}", remedy, key=name, value=value)
-        for key, least in _LEAST.items():
-            if (value := getattr(self, key)) < least:
-                raise HpctrainError(
-                    "HT-key-out-of-range", "{key} is {value}; it is at least {least}", key=key, value=value, least=least
-                )
         if problem := self._conflict():
             raise HpctrainError("HT-keys-not-together", "{problem}", problem=problem)
 

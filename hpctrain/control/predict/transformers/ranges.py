@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from hpctrain.common.files.checked_yaml import Section, load_checked
+from hpctrain.common.files.checked_yaml import Section, load_shipped
 from hpctrain.common.recipes.keys import NotNegative, Positive
 from hpctrain.control.predict.transformers.rates import step_constants, step_file
 from hpctrain.control.predict.transformers.step import Setup
@@ -61,8 +61,7 @@ class Ranges(Section):
 @cache
 def shipped_ranges() -> Ranges:
     """Those of ``ranges.yaml``."""
-    path = Path(__file__).with_name("ranges.yaml")
-    return load_checked(path.read_text(encoding="utf-8"), path, Ranges, "file of ranges", "reinstall hpctrain")
+    return load_shipped(Path(__file__).with_name("ranges.yaml"), Ranges)
 
 
 def step_spreads(setup: Setup, unstated: Sequence[str] = ()) -> dict[str, float]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpctrain.common.cluster.gpu_models import Generation, GpuModel, Kind, buses, gpu
 from hpctrain.common.errors import HpctrainError, nearest
-from hpctrain.common.files.checked_yaml import Section, load_checked
+from hpctrain.common.files.checked_yaml import Section, load_shipped
 from hpctrain.common.recipes.keys import Positive
 from hpctrain.control.predict.measurements import interpolated
 from hpctrain.control.predict.values import Constant
@@ -72,9 +72,7 @@ class _ConstantsFile(Section):
 @cache
 def step_file() -> _ConstantsFile:
     """All of ``step.yaml``."""
-    path = Path(__file__).with_name("step.yaml")
-    text = path.read_text(encoding="utf-8")
-    return load_checked(text, path, _ConstantsFile, "file of constants", "reinstall hpctrain")
+    return load_shipped(Path(__file__).with_name("step.yaml"), _ConstantsFile)
 
 
 @cache

@@ -1,6 +1,4 @@
-"""The output of ``ibroute``, ``dump_lfts`` and ``dump_fts`` (infiniband-diags), and ``opensm-lfts.dump`` of OpenSM:
-linear forwarding tables.
-"""
+"""The output of ``ibroute``, ``dump_lfts`` and ``dump_fts`` (infiniband-diags): linear forwarding tables."""
 
 from __future__ import annotations
 
@@ -13,14 +11,14 @@ from hpctrain.control.topology.readers.listing import Listing
 from hpctrain.control.topology.records import Forward, Record
 
 _SWITCH = re.compile(
-    r"Unicast lids \[(?:0x[0-9a-f]{1,4}-0x[0-9a-f]{1,4}|0-(?P<last>[0-9]{1,5}))\] of switch "
+    r"Unicast lids \[0x[0-9a-f]{1,4}-0x[0-9a-f]{1,4}\] of switch "
     r"(?:Lid (?P<lid>[0-9]{1,5})|DR path .*?) guid 0x(?P<guid>[0-9a-f]{16}) \(.*\):\s*"
 )
 _HEADING = re.compile(r"^Unicast", re.MULTILINE)
-# ibroute -n leaves the destination out; OpenSM's own dump has it as a comment.
-_ENTRY = re.compile(r"0x([0-9a-f]{4})\s+([0-9]{3})\s+(?:: \(.*\)\s*|# .*)?")
+# ibroute -n leaves the destination out.
+_ENTRY = re.compile(r"0x([0-9a-f]{4})\s+([0-9]{3})\s+(?:: \(.*\)\s*)?")
 _COLUMNS = re.compile(r"\s*(?:Lid\s+Out\s+Destination|Port\s+Info)\s*")
-_END = re.compile(r"([0-9]{1,5}) (?:valid )?lids dumped\s*")
+_END = re.compile(r"([0-9]{1,5}) valid lids dumped\s*")
 # The port of a table's entries for LIDs that cannot be reached.
 _DROP = 255
 
@@ -53,7 +51,7 @@ def read(text: str, where: str) -> Iterator[Record]:
                 )
         elif heading := _SWITCH.fullmatch(line):
             _check_end(listing, number, table)
-            table = _Table(heading["guid"], int(heading["lid"]) if heading["lid"] else None, last=heading["last"])
+            table = _Table(heading["guid"], int(heading["lid"]) if heading["lid"] else None)
         else:
             _other(listing, number, line, table)
     if not has_entries:
@@ -68,14 +66,12 @@ class _Table:
     lid: int | None
     entries: int = 0
     ended: bool = False
-    # The largest LID, which OpenSM's own dump prints at the end in place of the number of entries.
-    last: str | None = None
 
 
 def _other(listing: Listing, number: int, line: str, table: _Table | None) -> None:
     """A line that is no entry and no heading: the end of a table, the names of its columns, or noise."""
     if end := _END.fullmatch(line):
-        if table is None or int(end[1]) not in (table.entries, int(table.last or table.entries)):
+        if table is None or int(end[1]) != table.entries:
             raise listing.damaged(
                 f"{table.entries if table else 0} entries before the line that counts them", number, line
             )

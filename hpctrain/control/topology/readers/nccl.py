@@ -29,8 +29,6 @@ _REMEDY = "NCCL writes one in a job that runs with NCCL_TOPO_DUMP_FILE=topology.
 _DISPLAY, _NETWORK = "0x03", "0x02"
 # NCCL adds this suffix to an adapter's name for its data-direct function.
 _DATA_DIRECT = "_dma"
-# Far above the speed of any port.
-_MOST_GBIT = 10_000
 
 # A device of the file, the NUMA node of its CPU and the bridges above it.
 _Place = tuple[Element, int, Bridges]
@@ -150,14 +148,7 @@ def _adapters(device: Element, numa: int) -> Iterator[Adapter]:
             bus_id=bus_id,
             numa=numa,
             link_layer=layer_of(name, layer),
-            gbit=_gbit(ports),
         )
-
-
-def _gbit(nets: Sequence[Element]) -> float | None:
-    """The speed of an adapter from NCCL's Mbit/s of each port; None for early plugins for Slingshot, with kbit/s."""
-    speeds = [net.number("speed") / 1000 for net in nets if net.get("speed", "0") != "0"]
-    return sum(speeds) if speeds and len(speeds) == len(nets) and max(speeds) <= _MOST_GBIT else None
 
 
 def _each_once(adapters: dict[Adapter, Bridges]) -> dict[Adapter, Bridges]:

@@ -32,7 +32,7 @@ _EXPECTED = "expected SwitchName=… with Switches=… or Nodes=…, or BlockNam
 Line = tuple[dict[str, str], str]
 
 
-def not_valid(where: str, problem: str, hint: str = "") -> HpctrainError:
+def _not_valid(where: str, problem: str, hint: str = "") -> HpctrainError:
     return HpctrainError("HT-slurm-topology-not-valid", "{where}: {problem}", hint, where=where, problem=problem)
 
 
@@ -65,10 +65,10 @@ def read(text: str, where: str) -> Iterator[Record]:
         for pairs, place in lines
         if "BlockName" in pairs
     ]
-    return checked(switches or blocks, where)
+    return _checked(switches or blocks, where)
 
 
-def checked(groups: Sequence[SwitchGroup], where: str) -> Iterator[Record]:
+def _checked(groups: Sequence[SwitchGroup], where: str) -> Iterator[Record]:
     """The groups, once they are known to form trees with hosts; a group without hosts and switches gets a remark.
 
     Raises:
@@ -77,19 +77,19 @@ def checked(groups: Sequence[SwitchGroup], where: str) -> Iterator[Record]:
     by_name: dict[str, SwitchGroup] = {}
     for group in groups:
         if (first := by_name.setdefault(group.name, group)) is not group:
-            raise not_valid(group.where, f"{group.name!r} is defined a second time, after {first.where}")
+            raise _not_valid(group.where, f"{group.name!r} is defined a second time, after {first.where}")
     for group in groups:
         for child in group.switches:
             if child not in by_name:
                 hint = nearest(child, by_name) if len(by_name) <= 50 else "is the text complete?"
-                raise not_valid(group.where, f"{group.name!r} contains {child!r}, which is not defined", hint)
+                raise _not_valid(group.where, f"{group.name!r} contains {child!r}, which is not defined", hint)
     try:
         graphlib.TopologicalSorter({group.name: group.switches for group in groups}).prepare()
     except graphlib.CycleError as error:
         circle = error.args[1]
-        raise not_valid(by_name[circle[0]].where, f"a circle in the tree: {' - '.join(circle)}") from error
+        raise _not_valid(by_name[circle[0]].where, f"a circle in the tree: {' - '.join(circle)}") from error
     if not any(group.hosts for group in groups):
-        raise not_valid(where, "no switch and no block with hosts", _EXPECTED)
+        raise _not_valid(where, "no switch and no block with hosts", _EXPECTED)
     empty = (group for group in groups if not (group.switches or group.hosts))
     return chain(groups, (Remark(text=f"{group.name!r} has no hosts", where=group.where) for group in empty))
 
@@ -116,14 +116,14 @@ def _pairs(line: str, place: str) -> dict[str, str]:
     while match := _PAIR.match(line, end):
         key, end = _SPELLING.get(match[1].lower(), match[1]), match.end()
         if key in pairs:
-            raise not_valid(place, f"{match[1]} appears twice")
+            raise _not_valid(place, f"{match[1]} appears twice")
         pairs[key] = match[2] or match[3] or ""
     first = next(iter(pairs), "")
     if line[end:].strip() or first not in _LINES or not pairs[first]:
-        raise not_valid(place, f"not a line of a Slurm topology: {line.strip()[:60]!r}", _EXPECTED)
+        raise _not_valid(place, f"not a line of a Slurm topology: {line.strip()[:60]!r}", _EXPECTED)
     for key in pairs:
         if key != first and key not in _LINES[first]:
-            raise not_valid(place, f"{first} has no {key!r}", nearest(key, _LINES[first]) if _LINES[first] else "")
+            raise _not_valid(place, f"{first} has no {key!r}", nearest(key, _LINES[first]) if _LINES[first] else "")
     return pairs
 
 
@@ -133,7 +133,7 @@ def _switch(pairs: dict[str, str], place: str) -> SwitchGroup:
         problem = f"the line of {pairs['SwitchName']!r} is cut off before its Switches, by SLURM_TOPO_LEN"
         raise _cut_off(place, problem)
     if switches and hosts and "Level" not in pairs:
-        raise not_valid(
+        raise _not_valid(
             place, f"{pairs['SwitchName']!r} has both switches and hosts", "Slurm has hosts at the leaves only"
         )
     return SwitchGroup(

@@ -66,7 +66,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
         monkeypatch.setattr(module, "package_version", lambda name: machine.versions[name])
     for module in (check, install):
         monkeypatch.setattr(module, "find_mpi", machine.find_mpi)
-    monkeypatch.setattr(install, "find_accelerator", lambda: (machine.toolkit, machine.nccl))
+    monkeypatch.setattr(cuda, "find_accelerator", lambda: (machine.toolkit, machine.nccl))
     monkeypatch.setattr(cuda, "package_directory", lambda name: tmp_path / name if machine.horovod.exists() else None)
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.28.1")
     return machine

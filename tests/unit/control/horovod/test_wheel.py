@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.common.cluster.mpi import MpiInstallation
-from hpctrain.control.horovod import install, wheel
+from hpctrain.control.horovod import cuda, install, wheel
 from hpctrain.control.horovod.cuda import Nccl, Toolkit
 from hpctrain.control.horovod.fingerprint import BuildFingerprint
 from hpctrain.control.horovod.wheel import first_errors
@@ -123,7 +123,7 @@ def test_a_build_that_is_not_proved_is_removed(monkeypatch: pytest.MonkeyPatch) 
     called = []
     monkeypatch.setattr(install, "_pip", lambda *arguments: called.append(arguments))
     monkeypatch.setattr(install, "find_mpi", lambda: CLUSTER)
-    monkeypatch.setattr(install, "find_accelerator", lambda: (None, None))
+    monkeypatch.setattr(cuda, "find_accelerator", lambda: (None, None))
     monkeypatch.setattr(install, "current_fingerprint", lambda *inputs: BUILT)
     monkeypatch.setattr(install, "find_installed", lambda: None)
     monkeypatch.setattr(wheel, "cached_wheel", lambda wanted: Path("horovod.whl"))

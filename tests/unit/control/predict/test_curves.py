@@ -38,8 +38,8 @@ def test_the_rows_of_hpctrains_own_benchmark(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ("{", "HT-file-not-json"),
-        ("# nccl-tests version 2.20.0", "HT-file-not-json"),
+        ("{", "HT-calibration-not-valid"),
+        ("# nccl-tests version 2.20.0", "HT-calibration-not-valid"),
         ("[1]", "HT-calibration-not-valid"),
         ('{"rows": []}', "HT-calibration-not-valid"),
         ('{"rows": [3]}', "HT-calibration-not-valid"),

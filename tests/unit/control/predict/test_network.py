@@ -63,8 +63,9 @@ def test_the_time_of_rings_and_trees_is_that_of_the_most_loaded_link() -> None:
     found = network_of(routes, order)
     assert found.ring_share < 1 and found.tree_share < 1
     adapters = rail_adapters(fabric, order)
-    rings = predict_allreduce(routes, rail_rings(adapters), size, latency)
-    assert ring_seconds(found, size, latency_s=latency) == pytest.approx(rings, rel=1e-12)
+    rings = predict_allreduce(routes, rail_rings(adapters), size)
+    found_rings = ring_seconds(found, size, latency_s=latency)
+    assert found_rings == pytest.approx(rings + 2 * 23 * latency, rel=1e-12)
     trees = predict_allreduce(routes, double_tree(adapters), size)
     found_trees = tree_seconds(found, size, latency_s=latency)
     assert found_trees == pytest.approx(trees + 2 * 5 * latency, rel=1e-12)
@@ -110,20 +111,12 @@ def test_a_tree_without_cables_shares_nothing_and_says_so(tmp_path: Path) -> Non
     [
         ({"adapters_per_host": 2}, "HT-network-bad-number", {"adapters": 2}),
         ({"adapters_per_host": 0}, "HT-network-bad-number", {"adapters": 0}),
-        ({"bytes_per_s": 0.0}, "HT-network-bad-number", {"value": 0.0}),
-        ({"bytes_per_s": float("nan")}, "HT-network-bad-number", {}),
     ],
 )
 def test_wrong_options(one_uplink: Fabric, options: dict[str, object], code: str, values: dict[str, object]) -> None:
     with refused(code, **values) as wrong:
         network(one_uplink, [0, 1], **options)
     assert wrong.value.hint
-
-
-def test_wrong_statements() -> None:
-    for stated in ({"hosts": 0}, {"adapters": 0}, {"bytes_per_s": -1.0}, {"bytes_per_s": float("inf")}):
-        with refused("HT-network-bad-number", name=next(iter(stated))):
-            stated_network(**{"hosts": 2, "adapters": 1, "bytes_per_s": 1.0, **stated})
 
 
 def test_a_cable_slower_than_the_adapters_slows_the_ring(one_uplink: Fabric) -> None:

@@ -10,7 +10,7 @@ from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.control.predict.network import Hardware
 from hpctrain.control.predict.prediction import Node
 from hpctrain.control.predict.prediction_request import PredictionRequest, predict, predict_request
-from hpctrain.control.predict.transformers.axis_shares import AxisShares
+from hpctrain.control.predict.transformers.language_prediction import AxisShares
 from hpctrain.control.predict.transformers.language_training import LanguageTraining
 from hpctrain.control.predict.transformers.layout import Layout
 from hpctrain.control.predict.transformers.model_sizes import named

@@ -40,7 +40,7 @@ def test_ends_have_the_names_of_the_plan() -> None:
     )
     measured = {
         "devices": ["mlx5_0", "mlx5_1", "mlx5_0", "mlx5_1"],
-        "flows": [{"round": 0, "source": 1, "target": 2, "bandwidth": 1e9, "latency": 1e-6, "spread": 0.1}],
+        "flows": [{"round": 0, "source": 1, "target": 2, "bandwidth": 1e9, "spread": 0.1}],
     }
     (flow,) = flows_of(measured, plan)
     assert flow.source == End(host="b.cluster", device="mlx5_1")

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.control.topology.faults import Fault
-from hpctrain.control.topology.verify import End, Flow, compare, incomparable, rounds
+from hpctrain.control.topology.verify import End, Fault, Flow, compare, incomparable, rounds
 from support.golden import check_text
 
 SPEED = 125e6
@@ -27,7 +26,6 @@ def measured(names: list[str], sends: Shares, receives: Shares, *, rails: int = 
             source=ends[source],
             target=ends[target],
             bandwidth=SPEED * min(share(sends, ends[source]), share(receives, ends[target])),
-            latency=3e-5,
         )
         for number, pairs in enumerate(rounds(len(names), rails))
         for source, target in pairs

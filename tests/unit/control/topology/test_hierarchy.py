@@ -1,4 +1,4 @@
-"""Levels, crossings, bounds and the tree for Slurm, against brute force over the cables of 1,000 random fabrics."""
+"""Levels, crossings and bounds, against brute force over the cables of 1,000 random fabrics."""
 
 from __future__ import annotations
 
@@ -13,14 +13,10 @@ import pytest
 
 from hpctrain.control.topology import placement
 from hpctrain.control.topology.build import build_fabric
-from hpctrain.control.topology.convert import topology_conf
 from hpctrain.control.topology.fabric import Fabric
 from hpctrain.control.topology.placement import report
-from hpctrain.control.topology.readers import ibnetdiscover, slurm
-from hpctrain.control.topology.records import SwitchGroup
+from hpctrain.control.topology.readers import ibnetdiscover
 from support.topology.listings import listing
-
-Hosts = frozenset[str]
 
 
 @dataclass
@@ -196,35 +192,6 @@ class Brute:
             )
             yield joined
 
-    def families(self) -> set[Hosts]:
-        """The hosts of every subtree: those of equal leaves, then what hangs together at each step."""
-        on: dict[str, set[str]] = {}
-        for adapter, switch in self.adapters.items():
-            on.setdefault(adapter.split()[0], set()).add(switch)
-        found = {frozenset(host for host in on if on[host] == leaves) for leaves in on.values()}
-        for number, joined in enumerate(self.steps()):
-            if number:
-                hung = joined.copy()
-                hung.add_edges_from(
-                    (host, switch) for host, switches in on.items() for switch in switches if switch in joined
-                )
-                found |= {frozenset(part & on.keys()) for part in nx.connected_components(hung)}
-        return found - {frozenset()}
-
-
-def slurm_families(text: str) -> tuple[set[Hosts], list[str]]:
-    """The hosts below each switch of a topology.conf, and the switches that are below none."""
-    groups = {group.name: group for group in slurm.read(text, "converted") if isinstance(group, SwitchGroup)}
-
-    def below(name: str) -> Hosts:
-        return frozenset(groups[name].hosts).union(*(below(each) for each in groups[name].switches))
-
-    children = [child for group in groups.values() for child in group.switches]
-    assert len(children) == len(set(children)), "a switch hangs on one other"
-    hosts = [host for group in groups.values() for host in group.hosts]
-    assert len(hosts) == len(set(hosts)), "a host is on one switch"
-    return {below(name) for name in groups}, [name for name in groups if name not in children]
-
 
 @pytest.mark.long
 @pytest.mark.slow
@@ -237,9 +204,6 @@ def test_random_fabrics(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed, cables in kinds(range(first, first + 100)):
         fabric, brute = built(cables), Brute(cables.laid)
         assert switch_levels(fabric) == brute.levels, seed
-        families, tops = slurm_families(topology_conf(fabric))
-        assert families == brute.families(), seed
-        assert len(tops) == nx.number_connected_components(nx.Graph(cables.laid)), seed
         against_every_ring(fabric, brute, cables.choose.sample(fabric.hosts, min(6, len(fabric.hosts))), seed)
 
 

@@ -19,7 +19,6 @@ from support.topology.infiniband_texts import (
     DUMP_LFTS,
     IBNETDISCOVER,
     IBNETDISCOVER_PORTS,
-    OPENSM_LFTS,
 )
 
 Reader = Callable[[str, str], Iterator[Record]]
@@ -119,14 +118,6 @@ def test_a_generated_listing_without_lids() -> None:
     assert (found.names, found.source.tolist(), found.warnings) == (plain.names, plain.source.tolist(), plain.warnings)
     without = re.sub(r"lid [0-9]+ (?=4x)", "", re.sub("lid [0-9]+ lmc 0 ", "", text))
     assert build_fabric(ibnetdiscover.read(without, "f")).source.tolist() == plain.source.tolist()
-
-
-def test_tables_that_opensm_dumps() -> None:
-    entries = [(each.switch, each.lid, each.port) for each in _of(Forward, list(forwarding.read(DUMP_LFTS, "f")))]
-    assert [(e.switch, e.lid, e.port) for e in _of(Forward, list(forwarding.read(OPENSM_LFTS, "f")))] == entries
-    for cut in (OPENSM_LFTS[: OPENSM_LFTS.rindex("5 lids")], OPENSM_LFTS.replace("5 lids", "6 lids")):
-        with pytest.raises(HpctrainError):
-            list(forwarding.read(cut, "f"))
 
 
 def test_forwarding_tables() -> None:

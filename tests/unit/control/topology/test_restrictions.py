@@ -14,7 +14,6 @@ from hpctrain.common.cluster.adapter_kinds import link_layer_of_name, verbs_devi
 from hpctrain.common.cluster.launch_files import host_variables, slot_variables
 from hpctrain.common.cluster.node_map import PCI_CLASSES, Adapter, Gpu, NodeMap, NumaNode, Slot, checked, slots
 from hpctrain.common.errors import HpctrainError
-from hpctrain.control.predict.network import Hardware
 from hpctrain.control.topology.node_file import read_node_map
 from hpctrain.control.topology.readers import hwloc, nccl, nvidia_smi
 from support.refusals import refused
@@ -201,7 +200,7 @@ def test_merged_adapters_restrict_to_their_parts() -> None:
 
 def test_a_merged_adapter_below_a_cpu() -> None:
     node_map = nccl.read(system(gpu(1, 0) + net("mlx5_0+mlx5_1", 200000), gpu(2, 1)), "f")
-    assert [(a.name, a.numa, a.gbit) for a in node_map.adapters] == [("mlx5_0+mlx5_1", 0, 200.0)]
+    assert [(a.name, a.numa) for a in node_map.adapters] == [("mlx5_0+mlx5_1", 0)]
     assert node_map.gpu_adapter == (("PHB",), ("SYS",))
     assert variables(node_map, 2) == (None, [None, None])
     both = nccl.read(system(gpu(1, 0) + infiniband(3, "mlx5_0") + infiniband(4, "mlx5_1") + net("mlx5_0+mlx5_1")), "f")
@@ -247,7 +246,6 @@ def test_roce_without_bonds_trains_beside_other_ethernet() -> None:
     parts = [switch(0x10 * i, gpu(0x10 * i + 1, i), ethernet(0x10 * i + 2, f"mlx5_{i}")) for i in (0, 1)]
     node_map = nccl.read(system(parts[0] + ethernet(0x50, "mlx5_9", speed=25000), parts[1]), "f")
     assert variables(node_map, 2) == ("=mlx5_0,mlx5_1", ["mlx5_0:1", "mlx5_1:1"])
-    assert [adapter.name for adapter in node_map.training_adapters] == ["mlx5_0", "mlx5_1"]
     bonded = nccl.read(system(parts[0] + ethernet(0x50, "mlx5_bond_0", speed=25000), parts[1]), "f")
     assert [adapter.name for adapter in bonded.fabric_adapters] == ["mlx5_0", "mlx5_1"]
 
@@ -285,21 +283,6 @@ def test_an_export_without_cores_does_not_tell_threads() -> None:
     assert hwloc.read(bare, "f").numa_nodes == (NumaNode(index=0, cores=(0, 1, 2, 3)),)
     uneven = bare.replace('cpuset="0x0000000f" nodeset="0x1" gp_index="3"', 'cpuset="0x0000070f" nodeset="0x1"')
     assert hwloc.read(uneven, "f").numa_nodes == (NumaNode(index=0, cores=(), complete=False),)
-
-
-# predictions
-
-
-def test_a_prediction_takes_adapters_and_their_speed_from_the_file() -> None:
-    parts = [switch(0x10 * i, gpu(0x10 * i + 1, i), ethernet(0x10 * i + 2, f"rdmap{i}s0", EFA)) for i in (0, 1)]
-    hardware = Hardware(gpu="h100-sxm").like(nccl.read(system(*parts), "f"))
-    assert (hardware.gpus_per_node, hardware.adapters, hardware.link_bytes_per_s) == (2, 2, 50e9)
-    stated = Hardware(adapters=8, link_bytes_per_s=25e9).like(nccl.read(system(*parts), "f"))
-    assert (stated.adapters, stated.link_bytes_per_s) == (8, 25e9)
-    unknown = nccl.read(system(*parts).replace(' speed="400000"', "", 1), "f")
-    assert Hardware().like(unknown).link_bytes_per_s is None
-    kbit = nccl.read(system(*parts).replace('speed="400000"', 'speed="200000000"'), "f")
-    assert Hardware().like(kbit).link_bytes_per_s is None
 
 
 # any map

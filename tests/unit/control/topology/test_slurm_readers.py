@@ -1,4 +1,4 @@
-"""Slurm's texts: topology.conf, scontrol show topology and topology.yaml."""
+"""Slurm's texts: topology.conf and scontrol show topology."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hpctrain.control.topology.readers import slurm, slurm_yaml
+from hpctrain.control.topology.readers import slurm
 from hpctrain.control.topology.records import Record, Remark, SwitchGroup
 from support.refusals import refused
 
@@ -27,36 +27,6 @@ SCONTROL = """\
 SwitchName=core Level=1 LinkSpeed=1 Nodes=n[1-4] Switches=s[1-2]
 SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-2]
 SwitchName=s2 Level=0 LinkSpeed=1 Nodes=n[3-4]
-"""
-YAML = """\
----
-- topology: nothing
-  flat: true
-- topology: other
-  block:
-    block_sizes: [1]
-    blocks: [{block: x, nodes: y}]
-- topology: ours  # the one that counts
-  cluster_default: true
-  tree:
-    switches:
-      - switch: core
-        children: s[1-2]
-      - switch: s1
-        nodes: n[1-2]
-      - switch: s2
-        nodes: n3,n4
-"""
-BLOCK_YAML = """\
-- topology: ours
-  block:
-    block_sizes:
-      - 2
-    blocks:
-      - block: b1
-        nodes: n[1-2]
-      - block: b2
-        nodes: n[3-4]
 """
 
 
@@ -148,33 +118,3 @@ BlockSizes=2
 
 def test_of_switches_and_blocks_in_one_text_the_switches_are_taken() -> None:
     assert set(shape(slurm.read(BOTH, "f"))) == {"root", "leaf1", "leaf2"}
-
-
-def test_of_several_topologies_the_default_one_is_taken_with_a_remark() -> None:
-    records = list(slurm_yaml.read(YAML, "f"))
-    assert shape(iter(records)) == TREE
-    (remark,) = (record for record in records if isinstance(record, Remark))
-    assert all(name in remark.text for name in ("nothing", "other", "ours"))
-    assert [record.where for record in records if isinstance(record, SwitchGroup)] == ["f:12", "f:14", "f:16"]
-    assert shape(slurm_yaml.read(BLOCK_YAML, "f")) == BLOCKS
-
-
-@pytest.mark.parametrize(
-    ("text", "code", "where"),
-    [
-        (YAML.replace("n3,n4", "n[3-4"), "HT-hosts-not-a-list", "f:17: nodes"),
-        ("", "HT-file-no-mapping", None),
-        ("a: [", "HT-file-not-yaml", "f:1"),
-        ("- topology: a\n  tree:\n    switches: n1\n", "HT-file-value", "f:3"),
-        ("- topology: a\n  tree: {}\n", "HT-topology-no-groups", "f"),
-        (BLOCK_YAML.replace("block: b2", "children: b2"), NOT_VALID, "f:8"),
-        ("- topology: a\n  ring: true\n", "HT-topology-no-groups", "f"),
-        ("[]", "HT-topology-no-groups", "f"),
-        (YAML.replace("children: s[1-2]", "childs: s[1-2]"), "HT-file-unknown-key", "f:13"),
-        (YAML.replace("- switch: s2", "- switch: s3"), NOT_VALID, "f:12"),
-        (YAML.replace("children: s[1-2]", "children: s1\n        nodes: n5"), NOT_VALID, "f:12"),
-    ],
-)
-def test_a_topology_yaml_is_refused_with_its_line(text: str, code: str, where: str | None) -> None:
-    with refused(code, **({"where": where} if where else {})):
-        list(slurm_yaml.read(text, "f"))

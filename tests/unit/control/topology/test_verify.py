@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.control.topology.fabric import Fabric
-from hpctrain.control.topology.faults import Fault
 from hpctrain.control.topology.routes import Routes
-from hpctrain.control.topology.verify import End, Flow, adapter_of, compare, rounds
+from hpctrain.control.topology.verify import End, Fault, Flow, adapter_of, compare, rounds
 from support.refusals import refused
 from support.topology.small_fabric import two_levels
 
@@ -54,7 +53,7 @@ def measured(
             )
             both = (ends[one], ends[other])
             share *= min(of_host(end.host) for end in both) * min(of_adapter(str(end)) for end in both)
-            flows.append(Flow(round=number, source=both[0], target=both[1], bandwidth=0.9 * share, latency=1e-6))
+            flows.append(Flow(round=number, source=both[0], target=both[1], bandwidth=0.9 * share))
     return flows
 
 
@@ -133,7 +132,7 @@ def test_a_link_that_only_one_host_uses_may_be_it_too():
 def test_the_one_that_explains_most_is_named():
     def flow(source: str, target: str, bandwidth: float) -> Flow:
         ends = (End(host=host, device="m0") for host in (source, target))
-        return Flow(round=0, source=next(ends), target=next(ends), bandwidth=bandwidth, latency=1e-6)
+        return Flow(round=0, source=next(ends), target=next(ends), bandwidth=bandwidth)
 
     good = [flow(f"c{number}", f"d{number}", 1e9) for number in range(5)]
     (fault,) = compare([flow("z", "a", 1e8), flow("z", "b", 1e8), *good])

@@ -73,7 +73,7 @@ class SharedMachine:
 
     def gather(self, _: object) -> list[dict[str, float]]:
         return [
-            {"source": source, "target": target, "latency": 1e-6 * self.choose.uniform(1, 1.5), "bandwidth": speed}
+            {"source": source, "target": target, "bandwidth": speed}
             for source, target in self.pairs
             for speed in [self.speed(source, target)]
         ]
@@ -81,9 +81,6 @@ class SharedMachine:
     def speed(self, source: int, target: int) -> float:
         disturbed = self.choose.uniform(0.2, 1) if self.choose.random() < 0.35 else self.choose.uniform(0.95, 1)
         return 10e9 * disturbed * (0.4 if self.slow in (source, target) else 1)
-
-    def bcast(self, rounds: list[int]) -> list[int]:
-        return rounds
 
 
 def judged(monkeypatch: pytest.MonkeyPatch, ranks: int, seed: int, slow: int | None) -> set[str]:
@@ -96,7 +93,6 @@ def judged(monkeypatch: pytest.MonkeyPatch, ranks: int, seed: int, slow: int | N
             source=End(host=f"h{flow['source']}", device="mlx5_0"),
             target=End(host=f"h{flow['target']}", device="mlx5_0"),
             bandwidth=flow["bandwidth"],
-            latency=flow["latency"],
             spread=flow["spread"],
         )
         for flow in links.measure_all(machine, rounds(ranks), 1)

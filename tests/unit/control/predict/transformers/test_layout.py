@@ -20,8 +20,6 @@ LLAMA = named("llama3-8b")
     [
         ({"schedule": "2f2b"}, "HT-choice-unknown", {"key": "schedule"}),
         ({"zero": 4}, "HT-choice-unknown", {"key": "zero", "value": 4}),
-        ({"micro_batch": 0}, "HT-key-out-of-range", {"key": "micro_batch"}),
-        ({"prefetch": -1}, "HT-key-out-of-range", {"key": "prefetch", "least": 0}),
         ({"asynchronous_tp": True}, "HT-keys-not-together", {}),
         ({"mesh": mesh(dp_shard=4), "zero": 0}, "HT-keys-not-together", {}),
         ({"deepspeed_pipeline": True}, "HT-keys-not-together", {}),

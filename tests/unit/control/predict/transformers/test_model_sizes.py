@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 
 from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.transformers.model_sizes import (
-    from_config,
     known,
     named,
     parse,
@@ -43,101 +41,7 @@ def test_a_few_words_are_a_transformer():
     assert parse(text + ",tied=true,bias=qkv").parameters.head == 0
 
 
-CONFIG = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100}
-CONFIG |= {"max_position_embeddings": 32, "intermediate_size": 96}
-GROUPED = {**CONFIG, "num_key_value_heads": 2}
 LLAMA = {"kind": "swiglu", "norm": "rmsnorm", "positions": "rotary", "bias": "none", "tied": False}
-QWEN2 = {**LLAMA, "bias": "qkv"}
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        (
-            {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 100, "n_positions": 32},
-            {"kv_heads": 4, "mlp": 256},
-        ),
-        ({"model_type": "llama", **GROUPED, "architectures": ["LlamaForCausalLM"]}, LLAMA),
-        ({"model_type": "llama", **GROUPED, "architectures": ["LLaMAForCausalLM"], "auto_map": {}}, LLAMA),
-        ({"model_type": "llama", **GROUPED, "sliding_window": 16}, LLAMA),
-        ({"model_type": "mistral", **GROUPED, "head_dim": 8}, {**LLAMA, "head_width": 8, "window": 4096}),
-        ({"model_type": "mistral", **GROUPED, "sliding_window": None}, LLAMA),
-        (
-            {"model_type": "mistral", **GROUPED, "sliding_window": 16, "layer_types": ["full_attention"] * 2},
-            LLAMA,
-        ),
-        ({"model_type": "qwen2", **GROUPED, "sliding_window": 16, "use_sliding_window": False}, QWEN2),
-        ({"model_type": "qwen2", **GROUPED, "tie_word_embeddings": True}, {**LLAMA, "bias": "qkv", "tied": True}),
-        ({"model_type": "qwen3", **GROUPED}, {**LLAMA, "head_width": 128, "head_norms": True}),
-        (
-            {"model_type": "mistral", **CONFIG, "num_attention_heads": 16},
-            {**LLAMA, "heads": 16, "kv_heads": 8, "window": 4096},
-        ),
-        ({"model_type": "mistral", **CONFIG, "num_key_value_heads": None}, {**LLAMA, "kv_heads": 4, "window": 4096}),
-        ({"model_type": "qwen2", **CONFIG, "num_attention_heads": 64}, {**QWEN2, "heads": 64, "kv_heads": 32}),
-        ({"model_type": "llama", **GROUPED, "num_local_experts": 1}, LLAMA),
-    ],
-    ids=lambda values: values.get("model_type", ""),
-)
-def test_configurations_of_hugging_face_are_read(tmp_path, values, expected):
-    (tmp_path / "config.json").write_text(json.dumps(values))
-    assert transformer(str(tmp_path)) == from_config(tmp_path / "config.json") == Transformer(**{**SMALL, **expected})
-
-
-REFUSED_KEYS = (
-    ("llama", {"mlp_bias": True}),
-    ("gpt2", {"add_cross_attention": True}),
-    ("llama", {"pruned_heads": {"0": [1]}}),
-    ("qwen2", {"use_sliding_window": True}),
-    ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}),
-    ("llama", {"quantization_config": {"bits": 4}}),
-    ("llama", {"architectures": ["LlamaForCausalLMEagle3"]}),
-    ("llama", {"architectures": ["MistralForCausalLM"]}),
-    ("llama", {"architectures": 5}),
-    ("gpt2", {"architectures": ["GPT2LMHeadCustomModel"]}),
-    ("gpt2", {"auto_map": {"AutoModelForCausalLM": "modeling_gpt2.GPT2LMHeadModel"}}),
-    ("llama", {"architectures": ["LlamaForSequenceClassification"]}),
-    ("llama", {"draft_vocab_size": 32000}),
-    ("llama", {"speculators_config": {"algorithm": "eagle"}}),
-)
-REFUSED_MODELS = {
-    "mixtral": {"num_local_experts": 8},
-    "qwen3_moe": {},
-    "deepseek_v3": {"n_routed_experts": 256},
-    "mamba": {},
-    "bert": {},
-    "gemma2": {},
-    "falcon": {"new_decoder_architecture": False},
-    "t5": {"d_model": 64},
-    "dbrx": {"ffn_config": {"moe_num_experts": 16}},
-}
-
-
-@pytest.mark.parametrize(
-    ("values", "code", "named_values"),
-    [
-        ({"model_type": ["llama"]}, "HT-transformer-not-valid", {}),
-        ([], "HT-transformer-not-valid", {}),
-        ({"model_type": "llama", **GROUPED, "hidden_size": "64"}, "HT-transformer-not-valid", {"key": "hidden_size"}),
-        ({"model_type": "llama", "hidden_size": 64}, "HT-transformer-not-valid", {"key": "num_hidden_layers"}),
-        ({"model_type": "llama", **GROUPED, "mlp_bias": "false"}, "HT-transformer-not-valid", {"key": "mlp_bias"}),
-        ({"model_type": "llama", **GROUPED, "vocab_size": 10**30}, "HT-key-out-of-range", {"key": "vocabulary"}),
-        ({"model_type": "llama", **GROUPED, "hidden_size": 65}, "HT-model-not-divisible", {"value": 65, "parts": 4}),
-        *(
-            ({"model_type": kind, **GROUPED, **own}, "HT-transformer-not-supported", {"key": next(iter(own))})
-            for kind, own in REFUSED_KEYS
-        ),
-        *(
-            ({"model_type": kind, **GROUPED, **own}, "HT-transformer-not-supported", {"model": kind})
-            for kind, own in REFUSED_MODELS.items()
-        ),
-    ],
-)
-def test_other_configurations_are_refused(tmp_path, values, code, named_values):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(values))
-    with refused(code, **named_values):
-        from_config(path)
 
 
 def test_a_window_bounds_what_tokens_attend_to():
@@ -151,16 +55,6 @@ def test_a_window_bounds_what_tokens_attend_to():
     assert replace(plain, causal=False).attended(32) == 32
 
 
-def test_what_is_no_json_is_refused(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text("[" * 100_000)
-    with refused("HT-transformer-not-valid", path=path):
-        from_config(path)
-    path.write_bytes(b" " * (2**20 + 1))
-    with refused("HT-file-unreadable"):
-        from_config(path)
-
-
 GOOD = "layers=2,width=64,heads=4,vocabulary=100,context=32"
 
 
@@ -168,6 +62,7 @@ GOOD = "layers=2,width=64,heads=4,vocabulary=100,context=32"
     ("text", "code", "values"),
     [
         ("llama4-8b", "HT-choice-unknown", {"name": "llama4-8b"}),
+        ("config.json", "HT-choice-unknown", {"name": "config.json"}),
         (f"{GOOD},depth=3", "HT-transformer-not-valid", {"key": "depth"}),
         (f"{GOOD},layers=3", "HT-transformer-not-valid", {"key": "layers"}),
         ("layers=2,width=64", "HT-transformer-not-valid", {"missing": "heads, vocabulary, context"}),
