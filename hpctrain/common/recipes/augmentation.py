@@ -49,7 +49,7 @@ class Erasing(CheckedSection):
 
 
 class Mixing(CheckedSection):
-    """Each image is mixed with the one before it in its group, and the labels alike (torchvision, timm).
+    """Each image is mixed with the one before it in its group, and the labels alike (torchvision, timm; torch only).
 
     Where both kinds are given, each group draws one of them, with equal probability. Groups are cut from the global
     batch in its order, whatever ranks there are, so that the numbers do not depend on the ranks: a rank also loads

@@ -288,7 +288,8 @@ class RecipeKeys(CheckedSection):
     )
     loss: Literal["cross_entropy", "binary_cross_entropy"] = Field(
         "cross_entropy",
-        description="in training; binary: the mean over the classes, each against all others (Wightman et al. 2021)",
+        description="in training; binary: the mean over the classes, each against all others (Wightman et al. 2021), "
+        "torch only",
     )
     target_threshold: Annotated[Fraction | None, Of("loss", "binary_cross_entropy")] = Field(
         None,

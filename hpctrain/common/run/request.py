@@ -160,6 +160,8 @@ def _require_framework(plan: Plan) -> None:
             "model.frozen": recipe.model.frozen,
             "optimizer.rates": recipe.optimizer.rates,
             "stochastic_depth": recipe.stochastic_depth,
+            "mixing": recipe.mixing,
+            f"loss: {recipe.loss}": recipe.loss != "cross_entropy",
             "compile: on": recipe.compile == "on",
             "data.decode: gpu": recipe.data.name == "imagenet" and recipe.data.decode == "gpu",
             # Keras reduces gradients after their scaling, so that what overflows or vanishes on the wire is not seen.
@@ -239,7 +241,6 @@ def _require_strategy(plan: Plan, backend: str) -> None:
         f"precision: {recipe.precision}": recipe.precision == "fp16",
         f"batch.micro_batch: {recipe.batch.micro_batch}": recipe.batch.micro_batch,
         "averaging": recipe.averaging,
-        "mixing": recipe.mixing,
         "sync": recipe.sync,
         f"communication.compression: {recipe.communication.compression}": recipe.communication.compression != "none",
     }

@@ -24,12 +24,11 @@ from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.engines import wire_of
 from hpctrain.worker.comm.graph_errors import original_errors_raised
 from hpctrain.worker.comm.tf_distribute import take_gpu
-from hpctrain.worker.data.samples import Samples
+from hpctrain.worker.data.samples import BROKEN, Samples
 from hpctrain.worker.models.convert import load_state, state_of
 from hpctrain.worker.models.keras_batch_norm import average_statistics, begin_part
 from hpctrain.worker.models.pretrained import begin_with
 from hpctrain.worker.train.keras_average import KerasAverage
-from hpctrain.worker.train.keras_losses import SIGNATURE, KerasLoss, Mixed, cross_entropies, mixed, tensors
 from hpctrain.worker.train.keras_rules import make_optimizer
 from hpctrain.worker.train.local_steps import OuterStep
 from hpctrain.worker.train.state import GUARD_STEPS, LazyState
@@ -69,7 +68,7 @@ class KerasTrainer(Trainer):
         self._mean, self._deviation = (
             tf.constant(255 * np.array(each, np.float32)) for each in (recipe.images.mean, recipe.images.deviation)
         )
-        self._loss = KerasLoss.of(recipe)
+        self._smoothing = recipe.label_smoothing
         self._has_transition = recipe.optimizer.transition is not None
         self._clips = recipe.optimizer.clip_norm is not None
         # Sums of a step's micro-batch gradients, made at the first step with several micro-batches.
@@ -216,19 +215,14 @@ class KerasTrainer(Trainer):
 
     def _run(self, traced: Callable[..., Any], samples: Samples, *further: tf.Tensor) -> Any:
         """Call a graph; all batches with images of one size and type share it."""
-        images, labels, mixture = samples.images, samples.labels, samples.mixture
-        key = (traced, images.shape[1:], images.dtype, mixture is None, self.alone)
+        images, labels = samples.images, samples.labels
+        key = (traced, images.shape[1:], images.dtype, self.alone)
         if key not in self._graphs:
             own = (tf.TensorSpec((None, *images.shape[1:]), images.dtype), tf.TensorSpec((None,), labels.dtype))
-            signature = (
-                *own,
-                *(tf.TensorSpec.from_tensor(each) for each in further),
-                *([SIGNATURE] if mixture else []),
-            )
+            signature = (*own, *(tf.TensorSpec.from_tensor(each) for each in further))
             # Without autograph, which would take up to half a second: all branches are tf.cond already.
             self._graphs[key] = tf.function(traced, input_signature=signature, autograph=False)
-        last = [tensors(mixture)] if mixture else []
-        arguments = (tf.constant(images), tf.constant(labels), *further, *last)
+        arguments = (tf.constant(images), tf.constant(labels), *further)
         return self._call(self._graphs[key], arguments, updates=traced == self._traced_step)
 
     def _call(self, graph: Callable[..., Any], arguments: tuple[Any, ...], *, updates: bool) -> Any:
@@ -256,16 +250,12 @@ class KerasTrainer(Trainer):
             self._graphs[apply] = tf.function(self._traced_application, autograph=False)
         return loss, self._graphs[apply]()
 
-    def _traced_step(
-        self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor, mixture: Mixed | None = None
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        loss, gradients = self._gradients(images, labels, scale, mixture)
+    def _traced_step(self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        loss, gradients = self._gradients(images, labels, scale)
         return loss, self._traced_update(gradients)
 
-    def _traced_part(
-        self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor, mixture: Mixed | None = None
-    ) -> tf.Tensor:
-        loss, gradients = self._gradients(images, labels, scale, mixture)
+    def _traced_part(self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+        loss, gradients = self._gradients(images, labels, scale)
         for total, gradient in zip(self._sums, gradients, strict=True):
             total.assign_add(gradient)
         return loss
@@ -306,14 +296,11 @@ class KerasTrainer(Trainer):
             tf.convert_to_tensor(self._rule._iterations.value)
         return means
 
-    def _gradients(
-        self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor, mixture: Mixed | None
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def _gradients(self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """The loss, and the gradients of the loss as the optimizer scales it."""
         with tf.GradientTape() as tape:
-            images = self._normalised(images)
-            logits = self.model(mixed(images, mixture) if mixture else images, training=True)
-            loss = scale * self._loss.sum(logits, labels, mixture)
+            logits = self.model(self._normalised(images), training=True)
+            loss = scale * tf.reduce_sum(cross_entropies(logits, labels, self._smoothing))
             scaled = self._optimizer.scale_loss(loss)
         # A loss that is not finite has no gradient that may be used, although it can have a finite one.
         seed = tf.where(tf.math.is_finite(loss), tf.ones_like(scaled), math.nan)
@@ -329,6 +316,19 @@ class KerasTrainer(Trainer):
         if images.dtype != tf.uint8:
             return images
         return (tf.cast(images, tf.float32) - self._mean) / self._deviation
+
+
+def cross_entropies(logits: tf.Tensor, labels: tf.Tensor, smoothing: float = 0.0) -> tf.Tensor:
+    """The cross entropy of each sample, 0 for one without a label: float32, whatever the logits are computed in.
+
+    Labels are smoothed as PyTorch does it: ``smoothing`` of a label is spread over all classes, its own included.
+    """
+    known = labels != BROKEN
+    logits = tf.cast(logits, tf.float32)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.where(known, labels, 0), logits)
+    if smoothing:
+        losses = (1 - smoothing) * losses - smoothing * tf.reduce_mean(tf.nn.log_softmax(logits), axis=1)
+    return tf.where(known, losses, 0.0)
 
 
 def _nbytes(variable: keras.Variable) -> int:

@@ -14,7 +14,6 @@ from hpctrain.worker.adapters.keras.variables import all_finite
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.tf_distribute import ParameterServerCommunicator
 from hpctrain.worker.data.samples import Samples
-from hpctrain.worker.train.keras_losses import Mixed
 from hpctrain.worker.train.keras_trainer import KerasTrainer
 from hpctrain.worker.train.state import LazyState
 
@@ -43,14 +42,12 @@ class StrategyTrainer(KerasTrainer):
         # Keras would clip each replica's part of the gradients before it adds them up.
         self._rule.global_clipnorm = None
 
-    def _traced_step(
-        self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor, mixture: Mixed | None = None
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def _traced_step(self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         def part() -> tuple[tf.Tensor, list[tf.Tensor]]:
             replica, replicas = _place()
             samples = tf.shape(images)[0]
             own = slice(samples * replica // replicas, samples * (replica + 1) // replicas)
-            return self._gradients(images[own], labels[own], scale, None)
+            return self._gradients(images[own], labels[own], scale)
 
         losses, gradients = self._strategy.run(part)
         finite, factor = self._checked(gradients)

@@ -1,4 +1,4 @@
-"""PyTorch's training losses with mixed images and soft labels, the same as in hpctrain.worker.train.keras_losses."""
+"""PyTorch's training losses with mixed images and soft labels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker.data.mixing import Mixture
 from hpctrain.worker.data.samples import BROKEN
 from hpctrain.worker.train.torch_chunked_loss import OfLogits, chunk_gradient, chunked_loss, chunked_score
-from hpctrain.worker.train.trainer import RecipeLoss
 
 
 def on_device(array: NDArray[Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -49,14 +48,24 @@ def _between(places: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> tor
 
 
 @dataclass(frozen=True, kw_only=True)
-class TorchLoss(RecipeLoss):
-    """A recipe's loss in PyTorch's operations.
+class TorchLoss:
+    """A recipe's loss in training.
+
+    Labels are smoothed as PyTorch does it: ``smoothing`` of a label is spread over all classes, its own included.
 
     Attributes:
         of_logits: what computes a chunk of a loss, as :func:`.torch_chunked_loss.chunk_gradient` does.
     """
 
+    name: str
+    smoothing: float
+    threshold: float | None
     of_logits: OfLogits = chunk_gradient
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> TorchLoss:
+        """The loss that a recipe asks for."""
+        return cls(name=recipe.loss, smoothing=recipe.label_smoothing, threshold=recipe.target_threshold)
 
     def sum(self, logits: torch.Tensor, labels: torch.Tensor, mixture: Mixture | None) -> torch.Tensor:
         """The sum over all samples; labels :data:`~hpctrain.worker.data.samples.BROKEN` do not count.

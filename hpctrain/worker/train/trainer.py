@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,23 +46,6 @@ class TrainingStep:
     learning_rate: float
     begin: float
     order: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecipeLoss:
-    """A recipe's loss in training.
-
-    Labels are smoothed as PyTorch does it: ``smoothing`` of a label is spread over all classes, its own included.
-    """
-
-    name: str
-    smoothing: float
-    threshold: float | None
-
-    @classmethod
-    def of(cls, recipe: Recipe) -> Self:
-        """The loss that a recipe asks for."""
-        return cls(name=recipe.loss, smoothing=recipe.label_smoothing, threshold=recipe.target_threshold)
 
 
 class Average(Protocol):
