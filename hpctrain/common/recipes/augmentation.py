@@ -75,7 +75,7 @@ class Mixing(CheckedSection):
 
 
 class Averaging(Section):
-    """An exponential moving average of the parameters. Validation and export use the average.
+    """An exponential moving average of the parameters (torch only). Validation and export use the average.
 
     Statistics of batch normalisation are averaged alike. A step whose update is left out does not enter.
     """

@@ -160,6 +160,7 @@ def _require_framework(plan: Plan) -> None:
             "model.frozen": recipe.model.frozen,
             "optimizer.rates": recipe.optimizer.rates,
             "stochastic_depth": recipe.stochastic_depth,
+            "averaging": recipe.averaging,
             "mixing": recipe.mixing,
             f"loss: {recipe.loss}": recipe.loss != "cross_entropy",
             "compile: on": recipe.compile == "on",
@@ -240,7 +241,6 @@ def _require_strategy(plan: Plan, backend: str) -> None:
         f"model: {recipe.model.name}, with batch normalisation": recipe.model.family.normalises,
         f"precision: {recipe.precision}": recipe.precision == "fp16",
         f"batch.micro_batch: {recipe.batch.micro_batch}": recipe.batch.micro_batch,
-        "averaging": recipe.averaging,
         "sync": recipe.sync,
         f"communication.compression: {recipe.communication.compression}": recipe.communication.compression != "none",
     }

@@ -28,7 +28,6 @@ from hpctrain.worker.data.samples import BROKEN, Samples
 from hpctrain.worker.models.convert import load_state, state_of
 from hpctrain.worker.models.keras_batch_norm import average_statistics, begin_part
 from hpctrain.worker.models.pretrained import begin_with
-from hpctrain.worker.train.keras_average import KerasAverage
 from hpctrain.worker.train.keras_rules import make_optimizer
 from hpctrain.worker.train.local_steps import OuterStep
 from hpctrain.worker.train.state import GUARD_STEPS, LazyState
@@ -62,7 +61,6 @@ class KerasTrainer(Trainer):
         # Both describe the last step whose update was left out.
         self._own_finite = tf.Variable(True)
         self._finite = tf.Variable(tf.ones(len(self.model.trainable_variables), tf.bool))
-        self._average: KerasAverage | None = KerasAverage(self.model) if recipe.averaging else None
         self.outer = OuterStep(self, recipe.sync.outer) if is_local(recipe.sync) else None
         self.parameters = sum(int(tf.size(weights.value)) for weights in self.model.trainable_variables)
         self._mean, self._deviation = (
@@ -97,7 +95,6 @@ class KerasTrainer(Trainer):
         scale: float,
         learning_rate: float,
         sgd_share: float,
-        average: float | None = None,
     ) -> float:
         self._averaging_seconds = 0.0
         if self._remembers:
@@ -117,8 +114,6 @@ class KerasTrainer(Trainer):
                 self.loss, finite = self._accumulated(parts, count, scale)
         self.faulty = not finite and not self._scale_overflowed()
         self.own_finite = math.isfinite(self.loss) and (bool(finite) or bool(self._own_finite))
-        if self._average and average is not None and finite:
-            self._average.update(average)
         self.updates += 1
         self.guard.step_done()
         return self.loss
@@ -148,15 +143,13 @@ class KerasTrainer(Trainer):
 
     def average_statistics(self) -> None:
         average_statistics(self.model, self._comm)
-        if self._average:
-            self._average.average_statistics(self._comm)
 
     def evaluate(self, samples: Samples) -> tuple[float, int]:
         loss_sum, correct = self._run(self._traced_evaluation, samples)
         return float(loss_sum), int(correct)
 
     def state(self) -> LazyState:
-        variables = (self._shared() | self._own() | self._averages()).items()
+        variables = (self._shared() | self._own()).items()
         return LazyState(
             {GUARD_STEPS: np.array(self.guard.steps)} | (self.outer.state if self.outer else {}),
             {name: (_nbytes(variable), partial(_array, variable)) for name, variable in variables},
@@ -165,9 +158,7 @@ class KerasTrainer(Trainer):
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         self.before_update()
         self._before = NOTHING
-        averages = self._averages()
-        own = self._own() | {name: each for name, each in averages.items() if name.startswith(STATISTICS)}
-        shared = self._shared() | {name: each for name, each in averages.items() if name not in own}
+        own, shared = self._own(), self._shared()
         outer = self.outer.state if self.outer else {}
         known = shared.keys() | own.keys() | outer.keys() | {GUARD_STEPS}
         odd = sorted(shared.keys() - state.keys() | state.keys() - known)
@@ -205,13 +196,6 @@ class KerasTrainer(Trainer):
 
     def _optimizer_variables(self) -> dict[str, keras.Variable]:
         return {f"{self._moments}{i}.{each.path}": each for i, each in enumerate(self._optimizer.variables)}
-
-    def _averages(self) -> dict[str, keras.Variable]:
-        """The averages by their names in a state."""
-        if self._average is None:
-            return {}
-        parameters = {f"average.{i}": each for i, each in enumerate(self._average.trainable)}
-        return parameters | {f"{STATISTICS}average.{i}": each for i, each in enumerate(self._average.others)}
 
     def _run(self, traced: Callable[..., Any], samples: Samples, *further: tf.Tensor) -> Any:
         """Call a graph; all batches with images of one size and type share it."""
@@ -307,8 +291,7 @@ class KerasTrainer(Trainer):
         return loss, tape.gradient(scaled, self.model.trainable_variables, output_gradients=seed)
 
     def _traced_evaluation(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        images = self._normalised(images)
-        logits = self._average.logits(images) if self._average else self.model(images, training=False)
+        logits = self.model(self._normalised(images), training=False)
         correct = tf.math.count_nonzero(tf.argmax(logits, axis=1) == labels)
         return tf.reduce_sum(cross_entropies(logits, labels)), correct
 

@@ -283,7 +283,8 @@ class Loop:
         self._ahead.seconds = 0.0
         parts, rate = self._completed(stream, self._feed.parts(batch), own.count), self._begun.learning_rate
         self._local.begin(self._steps / self._rate.iterations_per_epoch)
-        own_loss = self._trainer.step(parts, count, scale, rate, self._sgd_share, self._average)
+        self._trainer.average_weight = self._average
+        own_loss = self._trainer.step(parts, count, scale, rate, self._sgd_share)
         if not self._local.end(own_loss, last=self._steps_left == 1):
             self._record_step(own_loss)
             return False

@@ -79,8 +79,7 @@ class TorchTrainer(Trainer):
             self._backward = reporting(self._backward, recipe.model.name)  # type: ignore[method-assign]
         self._distribute(recipe)
         self._batch_norms = batch_norms(model)
-        self._average: TorchAverage | None = TorchAverage(self.model) if recipe.averaging else None
-        self._average_weight: float | None = None
+        self._average = TorchAverage(self.model) if recipe.averaging else None
         self._mean_of_ranks: torch.Tensor | None = None
         self.outer = OuterStep(self, recipe.sync.outer) if is_local(recipe.sync) else None
 
@@ -138,9 +137,7 @@ class TorchTrainer(Trainer):
         scale: float,
         learning_rate: float,
         sgd_share: float,
-        average: float | None = None,
     ) -> float:
-        self._average_weight = average
         self._averaging_seconds = 0.0
         if self._remembers:
             self._before = (self.updates, self._forward_state())
@@ -272,6 +269,10 @@ class TorchTrainer(Trainer):
         if self._average:
             self._average.average_statistics(self._comm)
 
+    def take_average(self) -> None:
+        if self._average:
+            self._average.take()
+
     @torch.no_grad()
     def evaluate(self, samples: Samples) -> tuple[float, float]:
         self.model.eval()
@@ -334,8 +335,8 @@ class TorchTrainer(Trainer):
 
     def _updated(self, *_: object) -> None:
         self.faulty = False
-        if self._average and self._average_weight is not None:
-            self._average.update(self._average_weight)
+        if self._average and self.average_weight is not None:
+            self._average.update(self.average_weight)
         self._count()
 
     def _count(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,13 +48,6 @@ class TrainingStep:
     order: int = 0
 
 
-class Average(Protocol):
-    """An average of a model's parameters and statistics."""
-
-    def take(self) -> None:
-        """Copy the average into the model."""
-
-
 class Trainer(Stateful):
     """A model and its optimizer, made to use the communicator by a framework's adapter.
 
@@ -77,6 +70,8 @@ class Trainer(Stateful):
         own_finite: whether this rank's own loss was finite then, and its own gradients where they are still known.
         alone: with a recipe's ``sync``, whether steps use only this rank's gradients and update only its parameters,
             until its ``outer`` step.
+        average_weight: how far the average moves to the parameters after the next update, 0 to 1, where the recipe has
+            one. None leaves it unchanged, as does an update that is left out.
         outer: replaces the parameters by what the recipe's ``sync`` makes of their mean; None without local steps.
         meanwhile: PyTorch's calls it in each step on a GPU, when that has all of the step but the update to compute,
             and before its results are waited for.
@@ -93,7 +88,7 @@ class Trainer(Stateful):
     faulty = False
     own_finite = True
     _averaging_seconds = 0.0
-    _average: Average | None = None
+    average_weight: float | None = None
     outer: OuterStep | None = None
     _before = NOTHING
 
@@ -121,7 +116,6 @@ class Trainer(Stateful):
         scale: float,
         learning_rate: float,
         sgd_share: float,
-        average: float | None = None,
     ) -> float:
         """Update by the gradient of the returned loss, averaged over the ranks.
 
@@ -135,8 +129,6 @@ class Trainer(Stateful):
                 asked for. Only the sum of their gradients is reduced.
             scale: the factor of the sum of the samples' losses.
             sgd_share: SGD's share of this step, for an optimizer with a transition.
-            average: how far the average moves to the parameters after the update, 0 to 1, where the recipe has one.
-                None leaves it unchanged, as does an update that is left out.
 
         Returns:
             ``scale`` x the sum of the losses of all samples in ``parts`` that are not broken, before the update.
@@ -181,8 +173,6 @@ class Trainer(Stateful):
 
     def take_average(self) -> None:
         """Copy the average into the model, if the recipe has one."""
-        if self._average:
-            self._average.take()
 
     @abstractmethod
     def evaluate(self, samples: Samples) -> tuple[float, float]:
