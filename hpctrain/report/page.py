@@ -23,7 +23,7 @@ from hpctrain.common.recipes.mesh_traffic import bytes_text
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events import Event
-from hpctrain.common.run.events.kinds import FaultEvent, OverlapEvent
+from hpctrain.common.run.events.kinds import FaultEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import RankRecord, read_records
 from hpctrain.control.schedulers.run_jobs import LastWords, last_words
@@ -32,7 +32,7 @@ from hpctrain.control.verify.differences import lines_of, read_verdict
 from hpctrain.report.faults import event_line, first_of
 from hpctrain.report.output import duration
 from hpctrain.report.plots import MOST_NAMES, curves
-from hpctrain.report.record import PastAttempt, Record, of_kind
+from hpctrain.report.record import PastAttempt, Record
 from hpctrain.report.results import reported_text, result_name, result_title
 from hpctrain.report.run_energy import energy_text, kwh
 from hpctrain.report.summary import Summary, summarise_record
@@ -98,7 +98,7 @@ def render(directory: RunDirectory) -> str:
         unfinished=summary["status"] == UNFINISHED,
         sharing_note=SHARING_NOTE,
         last_time=_date(record.last_time) if record.last_time else "",
-        figures=[*_figures(summary, plan.recipe), *_hidden(record), *_energy(summary, record, directory)],
+        figures=[*_figures(summary, plan.recipe), *_energy(summary, record, directory)],
         verdict=[line.strip() for line in lines_of(verdict)] if verdict else [],
         curves=[(shortened(name, _LONGEST_NAME), _picture(svg)) for name, svg in curves(record, reported).items()],
         left_out=len(record.sums.logged) - MOST_NAMES,
@@ -165,20 +165,6 @@ def _energy(summary: Mapping[str, Any], record: Record, directory: RunDirectory)
     if drawn := kwh(scheduler_of(directory).joules(list(dict.fromkeys(jobs)), seconds=_ANSWER_SECONDS)):
         figures.append(("energy of the jobs", energy_text(drawn), "by the scheduler's accounting, of whole nodes"))
     return figures
-
-
-def _hidden(record: Record) -> list[tuple[str, str, str]]:
-    """The part of the time with a reduction in flight that lies before the last gradient, in the step with times."""
-    event = next(iter(of_kind(record.events, OverlapEvent)), None)
-    timeline = event.timeline if event else ()
-    gradients = [seconds for seconds, what, _ in timeline if what == "gradient"]
-    launched = [seconds for seconds, what, _ in timeline if what == "launched"]
-    finished = [seconds for seconds, what, _ in timeline if what == "finished"]
-    if not (event and gradients and launched and finished) or max(finished) <= min(launched):
-        return []
-    hidden = max(0.0, max(gradients) - min(launched)) / (max(finished) - min(launched))
-    remark = f"of the time with a reduction in flight, before the last gradient of step {event.iteration} on rank 0"
-    return [("hidden communication", f"{hidden:.0%}", remark)]
 
 
 def settings(plan: Plan) -> dict[str, list[tuple[str, Any]]]:

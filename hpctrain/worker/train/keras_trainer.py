@@ -31,7 +31,7 @@ from hpctrain.worker.models.pretrained import begin_with
 from hpctrain.worker.train.keras_rules import make_optimizer
 from hpctrain.worker.train.local_steps import OuterStep
 from hpctrain.worker.train.state import GUARD_STEPS, LazyState
-from hpctrain.worker.train.trainer import INITIAL_SCALE, NOTHING, Timeline, Trainer
+from hpctrain.worker.train.trainer import INITIAL_SCALE, NOTHING, Trainer
 
 _POLICY = {"float32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
@@ -41,8 +41,6 @@ class KerasTrainer(Trainer):
 
     framework = "keras"
     compiled = True
-    # Keras hands over all gradients at once: there is nothing to overlap.
-    timeline: Timeline = ()
 
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
         if comm.strategy is None:

@@ -20,7 +20,6 @@ from hpctrain.common.run.events.kinds import (
     BrokenImagesEvent,
     EndEvent,
     EpochEvent,
-    OverlapEvent,
     StepEvent,
     StoppedEvent,
 )
@@ -37,8 +36,6 @@ from hpctrain.worker.train.non_finite import NonFiniteWatch, mean_of_finite
 from hpctrain.worker.train.recovery import Recovery
 from hpctrain.worker.train.trainer import Trainer, TrainingStep, run_event
 
-# The first step also allocates and compiles.
-_TRACED_STEP = 2
 # How many broken images an event names.
 _MOST_NAMES = 20
 
@@ -334,8 +331,6 @@ class Loop:
                 communication_bytes=self._local.bytes,
             )
         )
-        if self._iteration == _TRACED_STEP and self._trainer.timeline:
-            self._events.emit(OverlapEvent(iteration=self._iteration, timeline=tuple(self._trainer.timeline)))
         self._watch.check(self._iteration, self._epoch + 1, loss)
 
     @property

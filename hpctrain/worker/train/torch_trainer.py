@@ -37,7 +37,7 @@ from hpctrain.worker.train.torch_finetuning import freeze, load_weights
 from hpctrain.worker.train.torch_inputs import TorchInputs, rank_device
 from hpctrain.worker.train.torch_losses import TorchForward, mixed, on_device
 from hpctrain.worker.train.torch_rules import make_optimizer, scale_gradients, total_norm
-from hpctrain.worker.train.trainer import INITIAL_SCALE, NOTHING, Timeline, Trainer
+from hpctrain.worker.train.trainer import INITIAL_SCALE, NOTHING, Trainer
 
 MODEL, _SCALER, _AVERAGE = "model.", "scaler.", "average."
 
@@ -125,10 +125,6 @@ class TorchTrainer(Trainer):
     @property
     def communication_seconds(self) -> float | None:
         return self._averaging_seconds if self.alone else self._statistics.communication_seconds
-
-    @property
-    def timeline(self) -> Timeline:
-        return self._statistics.timeline
 
     def step(
         self,

@@ -14,7 +14,6 @@ from hpctrain.common.checkpoints.layout import MOMENTS
 from hpctrain.common.cluster.gpu_models import matmul_flops
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.events.kinds import RunEvent
-from hpctrain.common.run.value_types import Moment
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.train.local_steps import OuterStep
@@ -22,8 +21,6 @@ from hpctrain.worker.train.state import Stateful
 
 # The first factor of losses in fp16; halved when a gradient overflows, doubled after 2000 steps in which none does.
 INITIAL_SCALE = 2.0**16
-
-Timeline = Sequence[Moment]
 
 # What there is to undo: the number of updates before a step, and the values that it has changed since; here nothing.
 NOTHING: tuple[int, Any] = (-1, {})
@@ -62,7 +59,6 @@ class Trainer(Stateful):
         compiled: whether the first step compiles the network, and so takes much longer than later ones.
         communication_seconds: how long the last step waited for reductions after its last gradient; None where that
             is not measured.
-        timeline: the last step's reductions (see hpctrain.common.run.events); empty where they are not measured.
         updates: the number of steps whose update is done, whether or not :meth:`step` returned; an update is done as a
             whole or not at all. Set it after restoring a state.
         loss: what :meth:`step` returned, or would have returned, for the last of these steps.
@@ -103,10 +99,6 @@ class Trainer(Stateful):
     @property
     @abstractmethod
     def communication_seconds(self) -> float | None: ...
-
-    @property
-    @abstractmethod
-    def timeline(self) -> Timeline: ...
 
     @abstractmethod
     def step(

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hpctrain.common.run.value_types import Count, HostEnergy, Moment, Number, Outcome, Rate, Seconds, Text, ratio
+from hpctrain.common.run.value_types import Count, HostEnergy, Number, Outcome, Rate, Seconds, Text, ratio
 
 
 class BaseEvent(BaseModel):
@@ -267,15 +267,6 @@ class EnergyEvent(BaseEvent):
         return {**super().record(), "hosts": {host: own.model_dump() for host, own in self.hosts.items()}}
 
 
-class OverlapEvent(_OfStep):
-    """The reductions of one step during its backward pass."""
-
-    event: Literal["overlap"] = "overlap"
-    timeline: tuple[Moment, ...] = Field(
-        description="rows of seconds since the step's first gradient, what happened, and in which bucket"
-    )
-
-
 class StoppedEvent(BaseEvent):
     """The ranks stopped in good order. Written after the checkpoint of the stop; by a script's rank 0 at its end."""
 
@@ -386,7 +377,6 @@ KnownEvent = (
     | BrokenImagesEvent
     | CheckpointEvent
     | EnergyEvent
-    | OverlapEvent
     | StoppedEvent
     | ContinuedEvent
     | StallEvent

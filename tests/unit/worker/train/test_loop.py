@@ -34,7 +34,6 @@ class Recorder:
     communication_seconds = 0.25
     loss = 0.0
     faulty, own_finite = False, True
-    timeline = ((0.0, "gradient", 0), (0.1, "launched", 0), (0.2, "finished", 0))
 
     def __init__(self) -> None:
         self.steps: list[tuple[list[list[int]], float, float]] = []
@@ -112,7 +111,7 @@ def test_a_run_is_recorded(tmp_path):
     kinds = [event.event for event in events]
     assert kinds.count("checkpoint") == 2
     kinds = [kind for kind in kinds if kind not in ("checkpoint", "energy")]
-    assert kinds == ["run", "step", "step", "overlap", "step", "epoch", "step", "step", "step", "epoch", "end"]
+    assert kinds == ["run", "step", "step", "step", "epoch", "step", "step", "step", "epoch", "end"]
     begun = events[0]
     assert (begun.ranks, begun.epochs, begun.iterations_per_epoch, begun.parameters) == (1, 2, 3, 3)
     assert begun.backend == "single"

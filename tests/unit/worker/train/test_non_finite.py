@@ -40,7 +40,6 @@ class Scripted:
     parameters = 1
     bucket_mb = None
     communication_seconds = 0.0
-    timeline = ()
 
     def __init__(self, losses: Callable[[int], float], faults: set[int]) -> None:
         self.losses, self.faults = losses, faults
