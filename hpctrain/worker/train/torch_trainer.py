@@ -32,7 +32,7 @@ from hpctrain.worker.train.local_steps import OuterStep
 from hpctrain.worker.train.state import GUARD_STEPS, LazyState
 from hpctrain.worker.train.torch_average import TorchAverage
 from hpctrain.worker.train.torch_chunked_loss import chunk_gradient
-from hpctrain.worker.train.torch_compile import compile_network, is_compiled, reporting
+from hpctrain.worker.train.torch_compile import compile_network, is_compiled
 from hpctrain.worker.train.torch_finetuning import freeze, load_weights
 from hpctrain.worker.train.torch_inputs import TorchInputs, rank_device
 from hpctrain.worker.train.torch_losses import TorchForward, mixed, on_device
@@ -76,7 +76,6 @@ class TorchTrainer(Trainer):
             compile_network(model, recipe, comm)
             compiled = torch.compile(chunk_gradient, dynamic=False)
             self._forward.loss = replace(self._forward.loss, of_logits=compiled)
-            self._backward = reporting(self._backward, recipe.model.name)  # type: ignore[method-assign]
         self._distribute(recipe)
         self._batch_norms = batch_norms(model)
         self._average = TorchAverage(self.model) if recipe.averaging else None
