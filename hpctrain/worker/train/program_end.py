@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import functools
 import math
-import os
 import re
 import resource
 import signal
@@ -74,18 +73,6 @@ def begin(script: Script, stop: Path, ranks: int) -> None:
     # It runs after what the script registers. Python itself would miss files that only frozen objects hold.
     atexit.register(forks.close_files)
     sys.excepthook = _print
-    if "PYTHONBREAKPOINT" not in os.environ:
-        sys.breakpointhook = _refuse_breakpoint
-
-
-def _refuse_breakpoint(*_: object, **__: object) -> None:
-    """Say how to debug; Python's own debugger would end at once, because nobody can answer it."""
-    raise HpctrainError(
-        "HT-pdb-no-terminal",
-        "breakpoint(): a rank of a run has no terminal",
-        "python SCRIPT.py debugs it in one process; the variable PYTHONBREAKPOINT names another debugger, such as "
-        "remote_pdb.set_trace, or 0 for none",
-    )
 
 
 def show(error: BaseException) -> None:

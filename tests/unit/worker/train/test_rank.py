@@ -120,14 +120,6 @@ def test_how_a_script_failed(tmp_path: Path, text: str, status: int, error: tupl
     assert "rank.py" not in log
 
 
-def test_a_breakpoint_says_how_to_debug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, record, _ = run_rank(tmp_path, "breakpoint()")
-    assert (code, record["error"]["code"]) == (2, "HT-pdb-no-terminal")
-    monkeypatch.setenv("PYTHONBREAKPOINT", "0")
-    (tmp_path / "off").mkdir()
-    assert run_rank(tmp_path / "off", "breakpoint()")[0] == 0
-
-
 @pytest.mark.parametrize(
     ("script", "status", "recorded"),
     [
