@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from hpctrain.common.files.printable import shortened
 from hpctrain.common.run.events import Event
 from hpctrain.common.run.events.kinds import (
-    BrokenImagesEvent,
     ChangedEvent,
     DamagedEvent,
     ExcludedEvent,
@@ -52,10 +51,6 @@ def event_line(event: Event) -> str | None:
             return event.text
         case ExcludedEvent():
             return f"{event.host} is left out of the run's jobs for a day: {event.message}"
-        case BrokenImagesEvent(epoch=epoch, count=count, names=names):
-            more = "" if count == len(names) else f" and {count - len(names)} more"
-            images = "1 image" if count == 1 else f"{count} images"
-            return f"epoch {epoch}: {images} could not be decoded and took no part: {shortened(', '.join(names))}{more}"
         case NonFiniteEvent():
             went_on = {"skip": "its update was left out", "stop": "the run ends"}
             where = f" on rank {', '.join(map(str, event.ranks))}" if event.ranks else ""

@@ -171,7 +171,6 @@ RARE: tuple[dict[str, Any], ...] = (
     {"event": "changed", "differences": {"optimizer.learning_rate": [0.1, 0.2]}},
     {"event": "log", "iteration": 3, "values": {"loss": 0.3, "energy": 0.5}},
     {"event": "non_finite", "iteration": 5, "epoch": 1, "rule": "skip", "ranks": [0, 1], "parameters": 3},
-    {"event": "broken_images", "epoch": 1, "count": 2, "names": ["a.jpg", "b.jpg"]},
     {"event": "energy", "iteration": 9, "hosts": {"n1": {"began": 1.7e9, "seconds": 9.0, "joules": {"gpu": 1.0}}}},
     {"event": "stall", "rank": 1, "host": "n2", "waiting_for": "a mean", "seconds": 20.0},
     {"event": "fault", "rank": 1, "host": "n2", "message": "rank 1 was killed", "code": "HT-rank-killed"},

@@ -137,11 +137,6 @@ class Data(CheckedSection):
         "samples, rounded down to a multiple of 256, but draws only one in this many images, each of which occurs "
         "this often within a step, augmented anew each time",
     )
-    broken_images: Annotated[Literal["skip", "stop"], _IMAGENET] = Field(
-        "stop",
-        description="an image that cannot be decoded is left out, counted and named, or ends the run; "
-        "with b of n images of a batch left out, loss and gradient are (n - b) / n of the mean over the others",
-    )
 
     def decoders(self, spare_cores: int = 0) -> int:
         """The decoding processes of each rank, by default one for each core that it does not compute on itself."""

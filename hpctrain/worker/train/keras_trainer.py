@@ -24,7 +24,7 @@ from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.engines import wire_of
 from hpctrain.worker.comm.graph_errors import original_errors_raised
 from hpctrain.worker.comm.tf_distribute import take_gpu
-from hpctrain.worker.data.samples import BROKEN, Samples
+from hpctrain.worker.data.samples import NO_LABEL, Samples
 from hpctrain.worker.models.convert import load_state, state_of
 from hpctrain.worker.models.keras_batch_norm import average_statistics, begin_part
 from hpctrain.worker.models.pretrained import begin_with
@@ -304,7 +304,7 @@ def cross_entropies(logits: tf.Tensor, labels: tf.Tensor, smoothing: float = 0.0
 
     Labels are smoothed as PyTorch does it: ``smoothing`` of a label is spread over all classes, its own included.
     """
-    known = labels != BROKEN
+    known = labels != NO_LABEL
     logits = tf.cast(logits, tf.float32)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.where(known, labels, 0), logits)
     if smoothing:

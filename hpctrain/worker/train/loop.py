@@ -17,7 +17,6 @@ from hpctrain.common.optim.learning_rate import learning_rate, sgd_share
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import (
-    BrokenImagesEvent,
     EndEvent,
     EpochEvent,
     StepEvent,
@@ -26,7 +25,7 @@ from hpctrain.common.run.events.kinds import (
 from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.mixing import MixedSamples
-from hpctrain.worker.data.samples import BROKEN, Samples, SampleSource
+from hpctrain.worker.data.samples import NO_LABEL, Samples, SampleSource
 from hpctrain.worker.data.sampling import Indices, batch_count
 from hpctrain.worker.energy_meter import RunEnergy
 from hpctrain.worker.train.checkpoint_saving import Checkpoints
@@ -35,9 +34,6 @@ from hpctrain.worker.train.local_steps import LocalSteps
 from hpctrain.worker.train.non_finite import NonFiniteWatch, mean_of_finite
 from hpctrain.worker.train.recovery import Recovery
 from hpctrain.worker.train.trainer import Trainer, TrainingStep, run_event
-
-# How many broken images an event names.
-_MOST_NAMES = 20
 
 
 class Loop:
@@ -102,8 +98,6 @@ class Loop:
         self._run_begin = self._epoch_begin = time.perf_counter()
         self._begun: TrainingStep | None = None
         self._ahead = SamplesAhead(iter(()), trainer.place)
-        # Broken images of all ranks that an event has reported.
-        self._reported: set[str] = set()
 
     @property
     def iteration(self) -> int:
@@ -202,7 +196,6 @@ class Loop:
     def _end_epoch(self) -> None:
         size = self._recipe.batch.at_once(data_place(self._comm).ranks)
         test_loss, test_accuracy = evaluate(self._trainer, self._comm, self._test, size, self._epoch)
-        broken = set().union(*self._comm.allgather_object(self._train.broken | self._test.broken)) - self._reported
         # Agreed, so that the epoch is done for all ranks or for none.
         self._comm.agree()
         self._epoch += 1
@@ -218,10 +211,6 @@ class Loop:
             test_accuracy=test_accuracy,
         )
         self._events.emit(event.model_copy(update=self._run_event.speeds(speed)))
-        if broken:
-            names = tuple(sorted(broken)[:_MOST_NAMES])
-            self._events.emit(BrokenImagesEvent(epoch=self._epoch, count=len(broken), names=names))
-            self._reported |= broken
         self._losses, self._sizes, self._seen = [], [], 0
         self._epoch_begin = time.perf_counter()
 
@@ -303,7 +292,7 @@ class Loop:
         """
         for part in parts:
             samples = self._feed.completed(next(stream), part, self._epoch, self._seen)
-            yield samples if own > 0 else replace(samples, labels=np.full_like(samples.labels, BROKEN))
+            yield samples if own > 0 else replace(samples, labels=np.full_like(samples.labels, NO_LABEL))
             own -= len(samples)
 
     def _record_step(self, loss: float) -> None:

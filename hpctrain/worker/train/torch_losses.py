@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker.data.mixing import Mixture
-from hpctrain.worker.data.samples import BROKEN
+from hpctrain.worker.data.samples import NO_LABEL
 from hpctrain.worker.train.torch_chunked_loss import OfLogits, chunk_gradient, chunked_loss, chunked_score
 
 
@@ -68,7 +68,7 @@ class TorchLoss:
         return cls(name=recipe.loss, smoothing=recipe.label_smoothing, threshold=recipe.target_threshold)
 
     def sum(self, logits: torch.Tensor, labels: torch.Tensor, mixture: Mixture | None) -> torch.Tensor:
-        """The sum over all samples; labels :data:`~hpctrain.worker.data.samples.BROKEN` do not count.
+        """The sum over all samples; labels :data:`~hpctrain.worker.data.samples.NO_LABEL` do not count.
 
         Args:
             logits: float32, shape (N, classes).
@@ -76,7 +76,9 @@ class TorchLoss:
             mixture: how the images were mixed; None where they were not.
         """
         if mixture is None and self.name == "cross_entropy":
-            return F.cross_entropy(logits, labels, ignore_index=BROKEN, label_smoothing=self.smoothing, reduction="sum")
+            return F.cross_entropy(
+                logits, labels, ignore_index=NO_LABEL, label_smoothing=self.smoothing, reduction="sum"
+            )
         targets = _targets(labels, mixture, logits.shape[1])
         known = targets.sum(dim=1, keepdim=True)
         smoothed = (1 - self.smoothing) * targets + self.smoothing / logits.shape[1] * known
@@ -93,8 +95,8 @@ class TorchLoss:
 
 
 def _targets(labels: torch.Tensor, mixture: Mixture | None, classes: int) -> torch.Tensor:
-    """Each class's share of a label, shape (N, classes); the shares add up to 1 less the share of broken samples."""
-    known = (labels != BROKEN)[:, None]
+    """Each class's share of a label, shape (N, classes); the shares add up to 1 less the share that has none."""
+    known = (labels != NO_LABEL)[:, None]
     targets = F.one_hot(labels.clamp(min=0), classes).float() * known
     if mixture is None:
         return targets
@@ -139,7 +141,7 @@ class TorchForward:
                 loss_sum, correct = model(images, partial(chunked_score, labels))
         else:
             logits = self._logits(model, images)
-            loss_sum = F.cross_entropy(logits, labels, ignore_index=BROKEN, reduction="sum")
+            loss_sum = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum")
             correct = (logits.argmax(dim=1) == labels).sum()
         return loss_sum.item() / each, int(correct) / each
 

@@ -111,9 +111,8 @@ class Trainer(Stateful):
     ) -> float:
         """Update by the gradient of the returned loss, averaged over the ranks.
 
-        A broken sample adds nothing to loss and gradient, and the others do not make up for it: with b of n samples
-        broken, they are (n - b) / n of the mean over the others. Batch normalisation sees the image that replaces it,
-        and its running statistics move once, towards the plain mean of the parts. All ranks leave out an update whose
+        A sample without a label adds nothing to loss and gradient. The running statistics of batch normalisation move
+        once, towards the plain mean of the parts. All ranks leave out an update whose
         reduced gradient is not finite, which one rank's loss that is not finite causes; it counts in ``updates``.
 
         Args:
@@ -123,7 +122,7 @@ class Trainer(Stateful):
             sgd_share: SGD's share of this step, for an optimizer with a transition.
 
         Returns:
-            ``scale`` x the sum of the losses of all samples in ``parts`` that are not broken, before the update.
+            ``scale`` x the sum of the losses of all samples in ``parts`` that have a label, before the update.
         """
 
     def place(self, samples: Samples) -> Samples:
@@ -168,7 +167,7 @@ class Trainer(Stateful):
 
     @abstractmethod
     def evaluate(self, samples: Samples) -> tuple[float, float]:
-        """The sum of the losses, and the number of correctly classified samples among those that are not broken.
+        """The sum of the losses, and the number of correctly classified samples among those that have a label.
 
         A sample with several labels counts by the part of them that is correct. Both use the average of the
         parameters, where the recipe has one.

@@ -26,7 +26,7 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.records import RankRecord, write_record
 from hpctrain.worker.comm.base import RanksLostError
-from hpctrain.worker.data.samples import BROKEN, InMemory, Samples
+from hpctrain.worker.data.samples import NO_LABEL, InMemory, Samples
 from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.loop import Loop
 from hpctrain.worker.train.recovery import Recovery, require_fault_tolerance
@@ -110,7 +110,7 @@ class Mortal:
             index
             for rows, part in zip(Watched.taken[-len(parts) :], parts, strict=True)
             for index, label in zip(rows, part.labels, strict=True)
-            if label != BROKEN
+            if label != NO_LABEL
         ]
         late = self._case.late == (self._first, step)
         if late:

@@ -231,15 +231,6 @@ class EpochEvent(AfterStepEvent):
         return {name: value for name, value in self.record().items() if name in _SPEEDS}
 
 
-class BrokenImagesEvent(AfterStepEvent):
-    """Images that were skipped on all ranks, not reported before in this attempt. Written after their epoch."""
-
-    event: Literal["broken_images"] = "broken_images"
-    epoch: Count = Field(description="whose event comes before it")
-    count: Count = Field(description="of images that could not be decoded")
-    names: tuple[Text, ...] = Field(description="of the first 20")
-
-
 class CheckpointEvent(_OfStep):
     """A checkpoint is on disk. Written after the step in which this was noticed."""
 
@@ -374,7 +365,6 @@ KnownEvent = (
     | LogEvent
     | NonFiniteEvent
     | EpochEvent
-    | BrokenImagesEvent
     | CheckpointEvent
     | EnergyEvent
     | StoppedEvent

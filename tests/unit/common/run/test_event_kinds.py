@@ -150,7 +150,6 @@ LINES = [
     '"parameters": 2, "parameter": "head.weight"}',
     '{"time": 1767225606.0, "event": "epoch", "epoch": 3, "seconds": 11.5, "samples_per_s": 128.0, "train_loss": 0.5, '
     '"test_loss": null, "test_accuracy": 0.875, "test_top5": 1.0}',
-    '{"time": 1767225606.0, "event": "broken_images", "epoch": 3, "count": 21, "names": ["n01_7", "n02_1"]}',
     '{"time": 1767225607.0, "event": "checkpoint", "iteration": 69, "epoch": 3, "seconds": 1.5, '
     '"blocked_seconds": 0.25, "bytes": 1048576, "path": "step-00000069"}',
     '{"time": 1767225607.0, "event": "checkpoint", "iteration": 70, "seconds": 1.5, "blocked_seconds": 0.5, '

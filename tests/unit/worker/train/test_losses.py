@@ -9,7 +9,7 @@ from hpctrain.common.recipes.augmentation import Mixing
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import ModelSettings
 from hpctrain.worker.data.mixing import Mixer, Mixture, piece
-from hpctrain.worker.data.samples import BROKEN, Samples
+from hpctrain.worker.data.samples import NO_LABEL, Samples
 from support.digits_recipes import digits_recipe
 from support.trainers import new_trainer
 
@@ -72,7 +72,7 @@ def test_of_a_broken_image_only_its_own_part_is_missing(name):
     logits = np.random.default_rng(3).normal(size=(8, 5)).astype(np.float32)
     mixed = mixture(1)
     labels = LABELS.copy()
-    labels[2] = BROKEN
+    labels[2] = NO_LABEL
     plan = recipe(**LOSSES[name])
     lam = float(mixed.label[2])
     # The plain losses of image 2 with its own label, and of image 3, which it is mixed into, with image 2's.
@@ -85,12 +85,12 @@ def test_of_a_broken_image_only_its_own_part_is_missing(name):
     missing = lam * each[0] + (1 - float(mixed.label[3])) * each[1]
     whole = total(plan, logits, LABELS, mixed)
     assert total(plan, logits, labels, mixed) == pytest.approx(whole - float(missing), rel=1e-5)
-    assert total(plan, logits, np.full(8, BROKEN), mixed) == 0
+    assert total(plan, logits, np.full(8, NO_LABEL), mixed) == 0
 
 
 def test_a_binary_loss_weighs_a_sample_by_what_is_known_of_its_label():
     logits = np.random.default_rng(3).normal(size=(8, 5)).astype(np.float32)
-    labels = np.where(np.arange(8) == 5, BROKEN, LABELS)
+    labels = np.where(np.arange(8) == 5, NO_LABEL, LABELS)
     for values in (LOSSES["binary"], LOSSES["thresholded"]):
         targets = torch.eye(5)[torch.from_numpy(np.maximum(labels, 0))]
         each = F.binary_cross_entropy_with_logits(torch.from_numpy(logits), targets, reduction="none").mean(1)

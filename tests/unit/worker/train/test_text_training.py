@@ -9,7 +9,7 @@ from hpctrain.common.recipes.load import load_recipe, override_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.smoke import smoke
 from hpctrain.worker.comm.single import SingleCommunicator
-from hpctrain.worker.data.samples import BROKEN, Samples
+from hpctrain.worker.data.samples import NO_LABEL, Samples
 
 torch = pytest.importorskip("torch")
 
@@ -42,7 +42,7 @@ def test_a_loss_is_the_mean_over_all_labels(smoothing):
 def test_windows_without_labels_have_no_part():
     batch = samples(4)
     labels = batch.labels.copy()
-    labels[2:] = BROKEN
+    labels[2:] = NO_LABEL
     gradients = []
     for part in (batch[np.arange(2)], Samples(images=batch.images, labels=labels)):
         trainer = TorchTrainer(recipe(), COMM)
