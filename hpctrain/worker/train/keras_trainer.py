@@ -56,9 +56,8 @@ class KerasTrainer(Trainer):
         self.model, self._optimizer = model, optimizer
         self._connect(recipe)
         self._guard = guard_of(comm, self.model, every=recipe.guard.every)
-        # Both describe the last step whose update was left out.
+        # Of the last step whose update was left out.
         self._own_finite = tf.Variable(True)
-        self._finite = tf.Variable(tf.ones(len(self.model.trainable_variables), tf.bool))
         self.outer = OuterStep(self, recipe.sync.outer) if is_local(recipe.sync) else None
         self.parameters = sum(int(tf.size(weights.value)) for weights in self.model.trainable_variables)
         self._mean, self._deviation = (
@@ -134,10 +133,6 @@ class KerasTrainer(Trainer):
     def undo_forward(self) -> None:
         for variable, value in self._before[1]:
             variable.assign(value)
-
-    def not_finite_gradients(self) -> list[str]:
-        pairs = zip(self.model.trainable_variables, self._finite.numpy(), strict=True)
-        return [variable.path for variable, finite in pairs if not finite]
 
     def average_statistics(self) -> None:
         average_statistics(self.model, self._comm)
@@ -255,7 +250,6 @@ class KerasTrainer(Trainer):
             self._optimizer.apply(means, self.model.trainable_variables)
 
         def leave_out() -> None:
-            self._finite.assign(tf.stack([all_finite([mean]) for mean in means]))
             # The loss does not show it, because TensorFlow's layers can lose NaNs on the way there.
             self._own_finite.assign(all_finite(gradients))
 

@@ -60,7 +60,6 @@ class StrategyTrainer(KerasTrainer):
             self._strategy.run(apply, (gradients,))
 
         def leave_out() -> None:
-            self._finite.assign(tf.stack([all_finite([self._sum(each)]) for each in gradients]))
             self._own_finite.assign(False)
 
         tf.cond(finite, update, leave_out)

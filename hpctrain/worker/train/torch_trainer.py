@@ -255,10 +255,6 @@ class TorchTrainer(Trainer):
             if name in values:
                 buffer.copy_(values[name])
 
-    def not_finite_gradients(self) -> list[str]:
-        gradients = ((name, parameter.grad) for name, parameter in self._parameters())
-        return [name for name, each in gradients if each is not None and int(each.isnan().sum() + each.isinf().sum())]
-
     def average_statistics(self) -> None:
         average_statistics(self.model, self._comm)
         if self._average:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,10 +153,6 @@ class Trainer(Stateful):
 
         Only for a recipe that skips such steps.
         """
-
-    @abstractmethod
-    def not_finite_gradients(self) -> Sequence[str]:
-        """The parameters whose reduced gradients in the last step, whose update was left out, were not finite."""
 
     @abstractmethod
     def average_statistics(self) -> None:

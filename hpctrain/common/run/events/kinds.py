@@ -194,8 +194,6 @@ class NonFiniteEvent(_OfStep):
     ranks: tuple[Count, ...] = Field(
         description="whose own loss was not finite, or whose gradients were not, where these are still known"
     )
-    parameters: Count = Field(description="how many have a reduced gradient that is not finite")
-    parameter: Text | None = Field(default=None, description="the first of them")
 
 
 _SPEEDS = ("samples_per_s", "tokens_per_s", "flops_utilisation")

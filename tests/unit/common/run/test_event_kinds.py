@@ -146,8 +146,7 @@ LINES = [
     '{"time": 1767225602.0, "event": "step", "iteration": 1, "epoch": null, "loss": null, "learning_rate": 0.1, '
     '"samples": null, "seconds": 0.5, "communication_seconds": null}',
     '{"time": 1767225603.0, "event": "log", "iteration": 500, "values": {"loss": 0.5, "test/accuracy": null}}',
-    '{"time": 1767225604.0, "event": "non_finite", "iteration": 48, "epoch": 3, "rule": "skip", "ranks": [1], '
-    '"parameters": 2, "parameter": "head.weight"}',
+    '{"time": 1767225604.0, "event": "non_finite", "iteration": 48, "epoch": 3, "rule": "skip", "ranks": [1]}',
     '{"time": 1767225606.0, "event": "epoch", "epoch": 3, "seconds": 11.5, "samples_per_s": 128.0, "train_loss": 0.5, '
     '"test_loss": null, "test_accuracy": 0.875, "test_top5": 1.0}',
     '{"time": 1767225607.0, "event": "checkpoint", "iteration": 69, "epoch": 3, "seconds": 1.5, '
