@@ -56,7 +56,6 @@ class StepTotals:
 
     Attributes:
         samples: the samples of all ranks; None for a script, whose samples are not known.
-        communication_bytes: what the writing rank gave to reductions, before compression; None if not counted.
         gathered_bytes: the rows of whole batches that the writing rank gathered.
     """
 
@@ -64,7 +63,6 @@ class StepTotals:
         self.count = 0
         self.seconds = 0.0
         self.samples: int | None = 0
-        self.communication_bytes: int | None = 0
         self.gathered_bytes = 0
         # Seconds in communication, waiting for data, and in the whole of the steps for which these were measured.
         self._communication = self._communication_of = 0.0
@@ -77,8 +75,6 @@ class StepTotals:
         self.count += 1
         self.seconds += step.seconds
         self.samples = None if self.samples is None or step.samples is None else self.samples + step.samples
-        given, further = self.communication_bytes, step.communication_bytes
-        self.communication_bytes = None if given is None or further is None else given + further
         self.gathered_bytes += step.gathered_bytes or 0
         if step.communication_seconds is not None:
             self._communication += step.communication_seconds

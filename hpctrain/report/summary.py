@@ -30,7 +30,6 @@ class Summary(BaseModel):
     steps: Count | None
     samples_per_s: Number
     communication_share: Number
-    communication_bytes: Count | None = None
     gathered_bytes: Count | None = None
     data_share: Number = None
     energy_kwh: Number = None
@@ -49,11 +48,10 @@ def summarise(directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any
     Returns:
         The keys of ``summary.json``. What the run did not record is None, ``metrics`` is then empty. Throughput and
         shares are over all steps but the first of each attempt, which also compiles and allocates; of text there are
-        ``tokens_per_s`` and, where the GPUs' peak is known, ``flops_utilisation``. ``communication_bytes`` are what one
-        rank gave to reductions in all steps, before compression, ``gathered_bytes`` the rows of whole batches that were
-        gathered on one rank. With ``shared_gpus``, ranks shared GPUs and no speed means anything. ``metrics`` are those
-        of the last epoch, and the median of several where that is the recipe's result; for a script the last value of
-        each name that it logged.
+        ``tokens_per_s`` and, where the GPUs' peak is known, ``flops_utilisation``. ``gathered_bytes`` are the
+        rows of whole batches that were gathered on one rank. With ``shared_gpus``, ranks shared GPUs and no speed means
+        anything. ``metrics`` are those of the last epoch, and the median of several where that is the recipe's result;
+        for a script the last value of each name that it logged.
         ``survived`` are the faults that the run recovered from, each with its attempt, whose numbering of ranks it
         uses. The keys about energy are those of :mod:`hpctrain.report.run_energy`: kWh and joules of all attempts, a
         sample counted once however often it was trained on.
@@ -80,7 +78,6 @@ def summarise_record(record: Record, plan: Plan, status: str) -> dict[str, Any]:
         "samples_per_s": timed.samples_per_s,
         **speeds,
         "communication_share": timed.communication_share,
-        "communication_bytes": totals.communication_bytes,
         "gathered_bytes": totals.gathered_bytes,
         "data_share": timed.data_share,
         "seconds": record.end.seconds if record.end else None,

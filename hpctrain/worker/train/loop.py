@@ -317,7 +317,6 @@ class Loop:
                 seconds=now - step.begin,
                 communication_seconds=self._trainer.communication_seconds,
                 data_seconds=self._ahead.seconds,
-                communication_bytes=self._local.bytes,
             )
         )
         self._watch.check(self._iteration, self._epoch + 1, loss)

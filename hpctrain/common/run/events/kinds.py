@@ -167,11 +167,6 @@ class StepEvent(_OfStep):
     seconds: Seconds = Field(description="how long it took; of a script, since the step before")
     communication_seconds: Seconds | None = Field(description="of these, waiting for reductions on the writing rank")
     data_seconds: Seconds | None = Field(default=None, description="of these, waiting for samples on the writing rank")
-    communication_bytes: Count | None = Field(
-        default=None,
-        description="that the writing rank passed to reductions, or exchanged with the parameter server; before "
-        "compression",
-    )
     gathered_bytes: Count | None = Field(
         default=None, description="rows of whole batches that the writing rank gathered for a script's functions"
     )
