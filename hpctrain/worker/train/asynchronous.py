@@ -143,7 +143,7 @@ class AsynchronousLoop(Loop):
         """The parts of the epoch's remaining batches, without those that have no sample."""
         parts: list[_BatchPart] = []
         first = self._seen
-        for number, indices in enumerate(self._feed.batches(self._epoch, self._seen, self._batch_size)):
+        for number, indices in enumerate(self._feed.batches(self._epoch, self._seen, self._recipe.global_batch)):
             for place in range(min(self._comm.size, len(indices))):
                 parts.append(_BatchPart(number=len(parts), batch=number, place=place, indices=indices, first=first))
             first += len(indices)
@@ -193,7 +193,7 @@ class AsynchronousLoop(Loop):
         own = self._feed.share(part.indices, part.place)
         pieces = self._feed.parts(part.indices, part.place)
         scale = self._comm.size / len(part.indices)
-        rate = self._learning_rate
+        rate = self._rate(self._steps)
         samples = self._completed(stream, pieces, own.count)
         loss = self._trainer.step(samples, self._feed.count(part.indices), scale, rate, self._sgd_share)
         self._watch.check(self._iteration + 1, self._epoch + 1, loss)
@@ -214,7 +214,7 @@ class AsynchronousLoop(Loop):
                 iteration=self._iteration,
                 epoch=self._epoch + 1,
                 loss=loss,
-                learning_rate=self._learning_rate,
+                learning_rate=self._rate(self._steps),
                 samples=reached - recorded.samples,
                 first=recorded.samples,
                 seconds=now - recorded.time,

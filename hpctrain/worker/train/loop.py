@@ -46,7 +46,6 @@ class Loop:
         checkpoints: where the state is saved: after the last step of each epoch, at a stop, and as the recipe says.
         asked: gives the reason why this rank was asked to stop, or None.
         recovery: continues without ranks that died; None ends the run when one dies.
-        begun_ranks: the number of ranks that the recipe's batch is for, if some were lost; by default all ranks.
         energy: the meters of the hosts; by default new ones.
 
     Raises:
@@ -65,7 +64,6 @@ class Loop:
         checkpoints: Checkpoints,
         asked: Callable[[], str | None] = lambda: None,
         recovery: Recovery | None = None,
-        begun_ranks: int | None = None,
         energy: RunEnergy | None = None,
     ) -> None:
         self._recipe = recipe
@@ -78,7 +76,6 @@ class Loop:
         self._watch = NonFiniteWatch(recipe.numbers, comm, trainer, checkpoints, events)
         self._asked = asked
         self._recovery = recovery
-        self._begun_ranks = begun_ranks or comm.size
         self._energy = energy or RunEnergy(comm, events)
         self._feed = Feed(recipe, comm, len(train))
         self._rate = learning_rate(recipe, len(train))
@@ -174,16 +171,14 @@ class Loop:
 
     def _train_epoch(self) -> str | None:
         """Train the remaining steps of the epoch; returns why the run was stopped."""
-        batches = self._feed.batches(self._epoch, self._seen, self._batch_size)
+        batches = self._feed.batches(self._epoch, self._seen, self._recipe.global_batch)
         with contextlib.closing(self._train.stream(self._feed.pieces(batches), self._epoch)) as stream:
             self._ahead = SamplesAhead(stream, self._trainer.place)
             self._trainer.meanwhile = self._ahead.fetch
             for batch in batches:
                 if self._comm.size < self._recipe.fault_tolerance.min_ranks and self._recovery:
-                    return (
-                        f"{self._comm.size} of {self._begun_ranks} ranks are left, fewer than "
-                        f"fault_tolerance.min_ranks={self._recipe.fault_tolerance.min_ranks}"
-                    )
+                    least = self._recipe.fault_tolerance.min_ranks
+                    return f"ranks died, and {self._comm.size} are fewer than fault_tolerance.min_ranks={least}"
                 if self._step(batch, self._ahead):
                     return self._asked() or "asked on another rank"
                 self._checkpoints.record_written()
@@ -261,7 +256,7 @@ class Loop:
             samples=len(batch),
             own=own.count,
             ranks=self._comm.size,
-            learning_rate=self._learning_rate,
+            learning_rate=self._rate(self._steps),
             begin=time.perf_counter(),
             order=zlib.crc32(batch.astype("<i8").tobytes()),
         )
@@ -322,19 +317,6 @@ class Loop:
         self._watch.check(self._iteration, self._epoch + 1, loss)
 
     @property
-    def _batch_size(self) -> int:
-        """The size of the next global batch: the recipe's, or with ``batch: shrink`` the remaining ranks' part."""
-        size, tolerance = self._recipe.global_batch, self._recipe.fault_tolerance
-        if tolerance.fault_tolerant and tolerance.batch == "shrink":
-            return max(1, round(size * self._comm.size / self._begun_ranks))
-        return size
-
-    @property
-    def _learning_rate(self) -> float:
-        """The schedule's learning rate at this step, scaled linearly with a batch that was shrunk."""
-        return self._rate(self._steps) * (self._batch_size / self._recipe.global_batch)
-
-    @property
     def _sgd_share(self) -> float:
         transition = self._recipe.optimizer.transition
         return sgd_share(self._steps / self._rate.iterations_per_epoch, transition) if transition else 1.0
@@ -351,11 +333,11 @@ class Loop:
 
     @property
     def _steps(self) -> float:
-        """How far the run is, counted in steps of the recipe's batch."""
+        """How far the run is, counted in steps."""
         return self._epoch * self._rate.iterations_per_epoch + self._seen / self._recipe.global_batch
 
     @property
     def _steps_left(self) -> int:
         """How many steps of the current epoch remain."""
         rest = self._feed.per_epoch - self._seen
-        return batch_count(rest, self._batch_size, drop_last=self._recipe.batch.drop_last)
+        return batch_count(rest, self._recipe.global_batch, drop_last=self._recipe.batch.drop_last)

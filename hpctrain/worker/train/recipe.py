@@ -73,7 +73,6 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
             checkpoints=checkpoints,
             asked=lambda: stopping.this_process.asked(look=comm.rank == 0),
             recovery=Recovery(comm, trainer, events, directory) if plan.fault_tolerant else None,
-            begun_ranks=plan.begun_ranks,
             energy=energy,
         )
         reports.iteration = lambda: loop.iteration + 1

@@ -55,8 +55,7 @@ CASES = {
     "keep": Case(
         {"lost_rank": "shrink"}, ((4, "forward", 3), (0, "updated", 6), (2, "rebuild", 6), (5, "evaluate", 8)), (3, 6)
     ),
-    "shrink": Case({"lost_rank": "shrink", "batch": "shrink"}, ((6, "forward", 3),)),
-    "few": Case({"lost_rank": "shrink", "min_ranks": 2}, ((3, "updated", 6),)),
+    "few": Case({"lost_rank": "shrink", "min_ranks": 2}, ((6, "forward", 3), (3, "updated", 6))),
     "keras": Case({"lost_rank": "shrink"}, ((0, "forward", 3),)),
 }
 
