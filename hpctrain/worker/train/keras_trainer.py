@@ -40,7 +40,6 @@ class KerasTrainer(Trainer):
     """The Keras side of :class:`hpctrain.worker.train.trainer.Trainer`."""
 
     framework = "keras"
-    compiled = True
 
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
         if comm.strategy is None:

@@ -89,7 +89,8 @@ class ParameterServerTrainer(StrategyTrainer):
     while every worker has two steps scheduled.
     """
 
-    def __init__(self, recipe: Recipe, comm: ParameterServerCommunicator) -> None:
+    def __init__(self, recipe: Recipe, comm: Communicator) -> None:
+        assert isinstance(comm, ParameterServerCommunicator)
         super().__init__(recipe, comm)
         self._servers = comm
         self._under_way: deque[Any] = deque()
@@ -119,11 +120,3 @@ class ParameterServerTrainer(StrategyTrainer):
         """Wait for all scheduled steps."""
         while self._under_way:
             self._newest = self._servers.fetch(self._under_way.popleft())
-
-
-def strategy_trainer(recipe: Recipe, comm: Communicator) -> StrategyTrainer:
-    """The trainer for a communicator of a single rank with a strategy."""
-    if comm.backend == ParameterServerCommunicator.backend:
-        assert isinstance(comm, ParameterServerCommunicator)
-        return ParameterServerTrainer(recipe, comm)
-    return StrategyTrainer(recipe, comm)

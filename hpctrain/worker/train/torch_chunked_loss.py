@@ -32,7 +32,7 @@ def chunked_loss(
     smoothing: float = 0.0,
     of_logits: OfLogits | None = None,
 ) -> torch.Tensor:
-    """The sum that :meth:`hpctrain.worker.train.torch_losses.TorchLoss.sum` gives, of an output layer without a bias.
+    """The sum that :meth:`hpctrain.worker.train.torch_forward.TorchLoss.sum` gives, of an output layer without a bias.
 
     Args:
         labels: int64, shape (N,), as many as there are rows of ``hidden``.

@@ -34,8 +34,7 @@ from hpctrain.worker.train.torch_average import TorchAverage
 from hpctrain.worker.train.torch_chunked_loss import chunk_gradient
 from hpctrain.worker.train.torch_compile import compile_network, is_compiled
 from hpctrain.worker.train.torch_finetuning import freeze, load_weights
-from hpctrain.worker.train.torch_inputs import TorchInputs, rank_device
-from hpctrain.worker.train.torch_losses import TorchForward, mixed, on_device
+from hpctrain.worker.train.torch_forward import TorchForward, TorchInputs, mixed, on_device, rank_device
 from hpctrain.worker.train.torch_rules import make_optimizer, scale_gradients, total_norm
 from hpctrain.worker.train.trainer import INITIAL_SCALE, NOTHING, Trainer
 

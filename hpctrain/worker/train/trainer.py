@@ -56,7 +56,6 @@ class Trainer(Stateful):
         parameters: how many numbers are trained.
         bucket_mb: the size at which a gradient bucket is closed, in MB (10^6 bytes); None where there are no buckets.
         gpu: the driver's name of the GPU that the rank computes on; None if it computes on cores.
-        compiled: whether the first step compiles the network, and so takes much longer than later ones.
         communication_seconds: how long the last step waited for reductions after its last gradient; None where that
             is not measured.
         updates: the number of steps whose update is done, whether or not :meth:`step` returned; an update is done as a
@@ -77,7 +76,6 @@ class Trainer(Stateful):
     parameters: int
     bucket_mb: float | None = None
     gpu: str | None
-    compiled: bool
     alone = False
     updates = 0
     loss = 0.0

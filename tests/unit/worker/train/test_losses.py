@@ -15,7 +15,7 @@ from support.trainers import new_trainer
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
-from hpctrain.worker.train.torch_losses import TorchLoss  # noqa: E402
+from hpctrain.worker.train.torch_forward import TorchLoss  # noqa: E402
 
 LABELS = np.array([0, 4, 4, 2, 1, 3, 0, 2])
 LOSSES = {

@@ -14,9 +14,8 @@ import pytest
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventWriter, run_id
 from hpctrain.common.run.events.kinds import StartEvent
-from hpctrain.worker.train import tracked_runs
-from hpctrain.worker.train.script_variables import keep_dumps, set_variables
-from hpctrain.worker.train.tracked_runs import keep_tracked_runs
+from hpctrain.worker.train import script_variables
+from hpctrain.worker.train.script_variables import keep_dumps, keep_tracked_runs, set_variables
 from support import needs
 from support.launching import Launch
 
@@ -37,7 +36,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     monkeypatch.chdir(tmp_path)
     Path("run").mkdir()
     # What other tests have imported is not changed.
-    monkeypatch.setattr(tracked_runs, "change_after_import", lambda _: None)
+    monkeypatch.setattr(script_variables, "change_after_import", lambda _: None)
     directory = RunDirectory(Path("run"))
     with EventWriter(directory.events) as events:
         events.emit(StartEvent(attempt=1, iteration=0))
@@ -193,7 +192,7 @@ def test_runs_of_mlflow(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
     def attempt() -> Server:
         server = Server(known)
         monkeypatch.setattr(
-            tracked_runs,
+            script_variables,
             "change_after_import",
             lambda changes: [change(server) for name, change in changes.items() if "mlflow" in name],
         )
