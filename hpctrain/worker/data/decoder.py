@@ -15,15 +15,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.sections import Images
 from hpctrain.common.shards.decoding import BrokenImageError, Header, Pixels, look
 from hpctrain.common.shards.image_shards import Shards
-from hpctrain.worker.data.images import (
-    Crop,
-    changed,
-    decoded,
-    middle,
-    size_at,
-    training_crop,
-    validation_crop,
-)
+from hpctrain.worker.data.images import Crop, changed, decoded, middle, size_at, training_crop, validation_crop
 from hpctrain.worker.data.sampling import Indices, repetition_of, sample_of
 
 _MESSAGE_CHARACTERS = 200

@@ -16,12 +16,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.optim.learning_rate import learning_rate, sgd_share
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.events import EventWriter
-from hpctrain.common.run.events.kinds import (
-    EndEvent,
-    EpochEvent,
-    StepEvent,
-    StoppedEvent,
-)
+from hpctrain.common.run.events.kinds import EndEvent, EpochEvent, StepEvent, StoppedEvent
 from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.mixing import MixedSamples
