@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.sections import Images
@@ -56,10 +55,9 @@ class LoadedPiece:
     images: Any
 
 
-class DecodingJob(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class DecodingJob:
     """The folder of shards and the settings from which images are made; ``exact`` is of :func:`decoded`."""
-
-    model_config = ConfigDict(frozen=True)
 
     folder: Path
     seed: int
