@@ -137,7 +137,6 @@ def test_os_exit_with_status_0_on_the_main_thread_is_a_good_end(
     code, record, log = run_rank(tmp_path, f"import os, threading, time\nprint('said')\n{script}")
     assert (code, record["status"]) == (status, recorded)
     assert "said" in log and "not reached" not in log
-    assert ("os._exit(0) was called" in log) == ("target=os._exit" in script)
 
 
 def test_a_crash_leaves_its_trace(tmp_path: Path) -> None:
