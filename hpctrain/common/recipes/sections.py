@@ -293,7 +293,7 @@ class RecipeKeys(CheckedSection):
     label_smoothing: Fraction = Field(0.0, description="share of a label that is spread over all classes")
     averaging: Averaging | None = None
     precision: Literal["float32", "bf16", "fp16"] = Field(
-        "float32", description="of forward and backward pass; parameters stay float32"
+        "float32", description="of forward and backward pass; parameters stay float32; fp16 is torch only"
     )
     compile: Literal["auto", "on", "off"] = Field(
         "auto",

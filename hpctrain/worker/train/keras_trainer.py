@@ -31,9 +31,9 @@ from hpctrain.worker.models.pretrained import begin_with
 from hpctrain.worker.train.keras_rules import make_optimizer
 from hpctrain.worker.train.local_steps import OuterStep
 from hpctrain.worker.train.state import GUARD_STEPS, LazyState
-from hpctrain.worker.train.trainer import INITIAL_SCALE, NOTHING, Trainer
+from hpctrain.worker.train.trainer import NOTHING, Trainer
 
-_POLICY = {"float32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
+_POLICY = {"float32": "float32", "bf16": "mixed_bfloat16"}
 
 
 class KerasTrainer(Trainer):
@@ -48,11 +48,8 @@ class KerasTrainer(Trainer):
         self.gpu: str | None = next((each.get("device_name") for each in details), None)
         keras.utils.set_random_seed(recipe.seed)
         super().__init__(recipe, comm)
-        model = _build(recipe, comm)
-        self._rule = optimizer = make_optimizer(recipe.optimizer, model)
-        if recipe.precision == "fp16":
-            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=INITIAL_SCALE)
-        self.model, self._optimizer = model, optimizer
+        self.model = _build(recipe, comm)
+        self._optimizer = make_optimizer(recipe.optimizer, self.model)
         self._connect(recipe)
         self._guard = guard_of(comm, self.model, every=recipe.guard.every)
         # Of the last step whose update was left out.
@@ -95,9 +92,9 @@ class KerasTrainer(Trainer):
         self._averaging_seconds = 0.0
         if self._remembers:
             self._before = (self.updates, self._forward_state())
-        self._rule.learning_rate.assign(learning_rate)
+        self._optimizer.learning_rate.assign(learning_rate)
         if self._has_transition:
-            self._rule.sgd_share.assign(sgd_share)
+            self._optimizer.sgd_share.assign(sgd_share)
         with original_errors_raised():
             if count == 1:
                 (part,) = parts
@@ -106,7 +103,7 @@ class KerasTrainer(Trainer):
                 self.loss = float(loss)
             else:
                 self.loss, finite = self._accumulated(parts, count, scale)
-        self.faulty = not finite and not self._scale_overflowed()
+        self.faulty = not finite
         self.own_finite = math.isfinite(self.loss) and (bool(finite) or bool(self._own_finite))
         self.updates += 1
         self.guard.step_done()
@@ -202,12 +199,6 @@ class KerasTrainer(Trainer):
         """Call a graph; ``updates`` says that it is a complete step with its update."""
         return graph(*arguments)
 
-    def _scale_overflowed(self) -> bool:
-        """Whether gradients overflowed because of the loss scale, which has been halved since."""
-        scaled = isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer)
-        # A scale of 1 or less makes no gradient overflow.
-        return scaled and 2 * float(self._optimizer.dynamic_scale.value) > 1
-
     def _accumulated(self, parts: Iterable[Samples], count: int, scale: float) -> tuple[float, tf.Tensor]:
         """A step whose gradients are added up part by part, in one graph for all of them."""
         if not self._sums:
@@ -249,12 +240,7 @@ class KerasTrainer(Trainer):
             # The loss does not show it, because TensorFlow's layers can lose NaNs on the way there.
             self._own_finite.assign(all_finite(gradients))
 
-        if isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer):
-            tf.cond(finite, lambda: None, leave_out)
-            # Called either way: it finds the same, leaves the update out too, and lowers the scale.
-            update()
-        else:
-            tf.cond(finite, update, leave_out)
+        tf.cond(finite, update, leave_out)
         return finite
 
     def _reduced(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -265,18 +251,17 @@ class KerasTrainer(Trainer):
         with tf.control_dependencies(means):
             self._waited.assign(tf.timestamp() - begin)
             # TensorFlow orders a write after earlier reads: read now, the counter stays unchanged if a reduction fails.
-            tf.convert_to_tensor(self._rule._iterations.value)
+            tf.convert_to_tensor(self._optimizer._iterations.value)
         return means
 
     def _gradients(self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """The loss, and the gradients of the loss as the optimizer scales it."""
+        """The loss and its gradients."""
         with tf.GradientTape() as tape:
             logits = self.model(self._normalised(images), training=True)
             loss = scale * tf.reduce_sum(cross_entropies(logits, labels, self._smoothing))
-            scaled = self._optimizer.scale_loss(loss)
         # A loss that is not finite has no gradient that may be used, although it can have a finite one.
-        seed = tf.where(tf.math.is_finite(loss), tf.ones_like(scaled), math.nan)
-        return loss, tape.gradient(scaled, self.model.trainable_variables, output_gradients=seed)
+        seed = tf.where(tf.math.is_finite(loss), tf.ones_like(loss), math.nan)
+        return loss, tape.gradient(loss, self.model.trainable_variables, output_gradients=seed)
 
     def _traced_evaluation(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         logits = self.model(self._normalised(images), training=False)

@@ -40,7 +40,7 @@ class StrategyTrainer(KerasTrainer):
         # Variables must exist on every replica before the first step, which cannot make them.
         self._optimizer.build(self.model.trainable_variables)
         # Keras would clip each replica's part of the gradients before it adds them up.
-        self._rule.global_clipnorm = None
+        self._optimizer.global_clipnorm = None
 
     def _traced_step(self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         def part() -> tuple[tf.Tensor, list[tf.Tensor]]:

@@ -36,8 +36,10 @@ from hpctrain.worker.train.torch_compile import compile_network, is_compiled
 from hpctrain.worker.train.torch_finetuning import freeze, load_weights
 from hpctrain.worker.train.torch_forward import TorchForward, TorchInputs, mixed, on_device, rank_device
 from hpctrain.worker.train.torch_rules import make_optimizer, scale_gradients, total_norm
-from hpctrain.worker.train.trainer import INITIAL_SCALE, NOTHING, Trainer
+from hpctrain.worker.train.trainer import NOTHING, Trainer
 
+# The first factor of losses in fp16; halved when a gradient overflows, doubled after 2000 steps in which none does.
+_INITIAL_SCALE = 2.0**16
 MODEL, _SCALER, _AVERAGE = "model.", "scaler.", "average."
 
 
@@ -62,7 +64,7 @@ class TorchTrainer(Trainer):
         self._inputs = TorchInputs(self._device, recipe.images)
         self._forward = TorchForward(recipe, self._device)
         self._scaler = torch.amp.GradScaler(
-            self._device.type, init_scale=INITIAL_SCALE, enabled=recipe.precision == "fp16"
+            self._device.type, init_scale=_INITIAL_SCALE, enabled=recipe.precision == "fp16"
         )
         self._clip_norm = recipe.optimizer.clip_norm
         optimizer = make_optimizer(recipe.optimizer, model, divided=not recipe.mesh.replicates_only)

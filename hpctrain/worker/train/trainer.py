@@ -19,9 +19,6 @@ from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.train.local_steps import OuterStep
 from hpctrain.worker.train.state import Stateful
 
-# The first factor of losses in fp16; halved when a gradient overflows, doubled after 2000 steps in which none does.
-INITIAL_SCALE = 2.0**16
-
 # What there is to undo: the number of updates before a step, and the values that it has changed since; here nothing.
 NOTHING: tuple[int, Any] = (-1, {})
 
