@@ -81,14 +81,7 @@ class KerasTrainer(Trainer):
     def communication_seconds(self) -> float:
         return self._averaging_seconds if self.alone else float(self._waited)
 
-    def step(
-        self,
-        parts: Iterable[Samples],
-        count: int,
-        scale: float,
-        learning_rate: float,
-        sgd_share: float,
-    ) -> float:
+    def step(self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float, sgd_share: float) -> float:
         self._averaging_seconds = 0.0
         if self._remembers:
             self._before = (self.updates, self._forward_state())

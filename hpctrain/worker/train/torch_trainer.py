@@ -126,14 +126,7 @@ class TorchTrainer(Trainer):
     def communication_seconds(self) -> float | None:
         return self._averaging_seconds if self.alone else self._statistics.communication_seconds
 
-    def step(
-        self,
-        parts: Iterable[Samples],
-        count: int,
-        scale: float,
-        learning_rate: float,
-        sgd_share: float,
-    ) -> float:
+    def step(self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float, sgd_share: float) -> float:
         self._averaging_seconds = 0.0
         if self._remembers:
             self._before = (self.updates, self._forward_state())

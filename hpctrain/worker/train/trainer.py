@@ -95,14 +95,7 @@ class Trainer(Stateful):
     def communication_seconds(self) -> float | None: ...
 
     @abstractmethod
-    def step(
-        self,
-        parts: Iterable[Samples],
-        count: int,
-        scale: float,
-        learning_rate: float,
-        sgd_share: float,
-    ) -> float:
+    def step(self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float, sgd_share: float) -> float:
         """Update by the gradient of the returned loss, averaged over the ranks.
 
         A sample without a label adds nothing to loss and gradient. The running statistics of batch normalisation move
