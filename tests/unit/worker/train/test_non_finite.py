@@ -20,7 +20,6 @@ from hpctrain.worker.data.samples import InMemory, Samples
 from hpctrain.worker.data.sampling import epoch_order
 from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.loop import Loop
-from hpctrain.worker.train.non_finite import mean_of_finite
 from hpctrain.worker.train.state import LazyState
 from support.digits_recipes import digits_recipe
 from support.refusals import check
@@ -159,11 +158,6 @@ def test_an_epoch_without_a_finite_loss_has_none(tmp_path):
     assert error is None
     assert of_kind(events, "epoch", "train_loss") == [(None,), (1.0,)]
     assert "NaN" not in (tmp_path / "events.jsonl").read_text()
-
-
-def test_mean_of_finite():
-    assert mean_of_finite([1.0, math.nan, 4.0, math.inf], [2, 5, 1, 5]) == 2.0
-    assert math.isnan(mean_of_finite([math.nan], [3]))
 
 
 # Both frameworks: 20 samples in batches of 4, of which one has a pixel that is no number.
