@@ -24,6 +24,7 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import run_id
 from hpctrain.common.stderr import tell
 from hpctrain.worker.comm.after_import import change_after_import
+from hpctrain.worker.train.hub import ask_for_the_hub
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 # How PyTorch calls the beginning of a dump's path, the second until 2.8.
@@ -46,14 +47,15 @@ def keep_dumps(directory: RunDirectory) -> None:
 
 def set_variables(directory: RunDirectory, rank: int) -> None:
     """Set the variables of a rank's process before its script begins."""
+    folder = None
     try:
         folder = code_folder()
-    except HpctrainError as error:
-        tell(f"hpctrain: warning: {error}")
-    else:
         os.environ.setdefault(CACHE, str(folder))
         os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+    except HpctrainError as error:
+        tell(f"hpctrain: warning: {error}")
     keep_tracked_runs(directory, rank)
+    ask_for_the_hub(directory, folder)
 
 
 def code_folder() -> Path:

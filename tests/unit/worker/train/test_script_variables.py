@@ -14,7 +14,7 @@ import pytest
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventWriter, run_id
 from hpctrain.common.run.events.kinds import StartEvent
-from hpctrain.worker.train import script_variables
+from hpctrain.worker.train import hub, script_variables
 from hpctrain.worker.train.script_variables import keep_dumps, keep_tracked_runs, set_variables
 from support import needs
 from support.launching import Launch
@@ -36,7 +36,8 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     monkeypatch.chdir(tmp_path)
     Path("run").mkdir()
     # What other tests have imported is not changed.
-    monkeypatch.setattr(script_variables, "change_after_import", lambda _: None)
+    for module in (script_variables, hub):
+        monkeypatch.setattr(module, "change_after_import", lambda _: None)
     directory = RunDirectory(Path("run"))
     with EventWriter(directory.events) as events:
         events.emit(StartEvent(attempt=1, iteration=0))
