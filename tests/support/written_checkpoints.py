@@ -33,6 +33,7 @@ def guard_over(value: int = 0, comm: Communicator | None = None) -> Guard:
 def filled(tensors: Mapping[str, np.ndarray]) -> CheckpointShare:
     """A share that holds these."""
     share = CheckpointShare()
+    share.prepare(tensors)
     share.fill(tensors)
     return share
 

@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import threading
 import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from hpctrain.common.checkpoints.keep import hide
 from hpctrain.common.checkpoints.layout import checkpoint_path, share_name
 from hpctrain.common.checkpoints.manifest import CheckpointManifest, FileRecord, SavedProgress, write_manifest
 from hpctrain.common.checkpoints.share import CheckpointShare
-from hpctrain.common.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.files.disk import disk_error, synchronise_folder
 from hpctrain.common.files.regular import make_folder, private
+from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import read_model
 from hpctrain.common.run.stopping import RESUMABLE
 
@@ -26,12 +28,23 @@ _MOST_POLL_SECONDS = 0.5
 _RECEIPT = ".receipt"
 
 
-def write_share(fresh: Path, share: CheckpointShare, rank: int, ranks: int) -> None:
+class _Receipt(FrozenModel):
+    """A rank's statement that its share is on disk."""
+
+    file: FileRecord
+    proof: dict[str, str]
+
+
+def write_share(
+    fresh: Path, share: CheckpointShare, rank: int, ranks: int, *, proof: Callable[[], Mapping[str, str]] = dict
+) -> None:
     """Write a rank's share and its receipt into a new checkpoint; both or neither.
 
     Args:
         fresh: where the checkpoint is made.
         rank, ranks: the number of the rank, and how many ranks there are.
+        proof: tells what has to be the same on ranks, lest each writes a part of another state: a value for each group
+            of ranks that hold the same, under a name that the group alone has.
 
     Raises:
         HpctrainError: the disk is full, or refuses.
@@ -41,7 +54,7 @@ def write_share(fresh: Path, share: CheckpointShare, rank: int, ranks: int) -> N
     try:
         # The first rank to arrive creates the folder.
         make_folder(fresh, within=fresh.parent.parent)
-        receipt = share.write(path).model_dump_json()
+        receipt = _Receipt(file=share.write(path), proof=dict(proof())).model_dump_json()
         # The receipt is not synced to disk, unlike the share: nothing needs it after the machine crashes.
         with open(part, "w", opener=private) as file:
             file.write(receipt)
@@ -73,12 +86,22 @@ def publish(
         What it then says of itself; None where it was abandoned.
 
     Raises:
+        TransientError: the ranks' proofs differ.
         HpctrainError: shares did not come, or the disk is full or refuses.
     """
     try:
-        files = _receipts(fresh, progress.ranks, abandoned, seconds)
-        if files is None:
+        receipts = _receipts(fresh, progress.ranks, abandoned, seconds)
+        if receipts is None:
             return None
+        if not _agree(receipt.proof for receipt in receipts.values()):
+            path = checkpoint_path(fresh.parent, progress.iteration)
+            raise TransientError(
+                "HT-parameters-differ",
+                "the ranks hold different parameters, so {path} is abandoned",
+                exit_code=1,
+                path=path,
+            )
+        files = {name: receipt.file for name, receipt in receipts.items()}
         manifest = CheckpointManifest(progress=progress, plan=plan, files=files)
         write_manifest(fresh, manifest)
         for name in files:
@@ -94,6 +117,12 @@ def publish(
     return manifest
 
 
+def _agree(proofs: Iterable[Mapping[str, str]]) -> bool:
+    """Whether the ranks of each group have equal proofs."""
+    known: dict[str, str] = {}
+    return all(known.setdefault(group, value) == value for proof in proofs for group, value in proof.items())
+
+
 def _rename(fresh: Path, path: Path) -> None:
     """Give a complete checkpoint its name, and replace one that lost steps left behind."""
     gone = hide(path)
@@ -105,8 +134,8 @@ def _rename(fresh: Path, path: Path) -> None:
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def _receipts(fresh: Path, ranks: int, abandoned: threading.Event, seconds: float) -> dict[str, FileRecord] | None:
-    """What all ranks say of their shares, in rank order; None if the checkpoint was abandoned."""
+def _receipts(fresh: Path, ranks: int, abandoned: threading.Event, seconds: float) -> dict[str, _Receipt] | None:
+    """The receipts of all shares, in rank order; None if the checkpoint was abandoned."""
     names = [share_name(rank, ranks) for rank in range(ranks)]
     missing, deadline, poll = names, time.monotonic() + seconds, _POLL_SECONDS
     while missing:
@@ -128,4 +157,4 @@ def _receipts(fresh: Path, ranks: int, abandoned: threading.Event, seconds: floa
         elif abandoned.wait(poll):
             return None
         poll = min(_POLL_GROWTH * poll, _MOST_POLL_SECONDS)
-    return {name: read_model((fresh / name).with_suffix(_RECEIPT), FileRecord) for name in names}
+    return {name: read_model((fresh / name).with_suffix(_RECEIPT), _Receipt) for name in names}

@@ -38,10 +38,13 @@ class _Replicas:
 
     Attributes:
         names: the names of what is compared, in the same order on every rank; pieces of one parameter have its name.
+        groups: the indices of this rank's checksums that are compared by the ranks which hold them.
     """
 
-    def __init__(self, names: Sequence[str], indices: Sequence[int | None]) -> None:
-        self.names = list(names)
+    def __init__(
+        self, names: Sequence[str], groups: Mapping[str, slice | list[int]], indices: Sequence[int | None]
+    ) -> None:
+        self.names, self.groups = list(names), groups
         # Of each name, the index among this rank's checksums.
         self.indices = indices
         held = [(place, index) for place, index in enumerate(indices) if index is not None]
@@ -60,6 +63,12 @@ class _Replicas:
         return spread
 
 
+def _whole_replicas(names: Sequence[str]) -> _Replicas:
+    """Parameters that every rank holds whole, in the same order."""
+    # A single rank has names, and no checksums.
+    return _Replicas(names, {"all": slice(None)}, range(len(names)))
+
+
 def _replicas_of_pieces(comm: Communicator, names: Sequence[str], boxes: Sequence[Box]) -> _Replicas:
     """Pieces that several ranks hold. Collective.
 
@@ -73,8 +82,12 @@ def _replicas_of_pieces(comm: Communicator, names: Sequence[str], boxes: Sequenc
         for piece in pieces:
             holders.setdefault(piece, []).append(rank)
     # Ordered by the lowest rank that holds a piece, and within it as in the model.
-    compared = [piece for piece, ranks in holders.items() if len(ranks) > 1]
-    return _Replicas([name for name, _ in compared], [own.get(piece) for piece in compared])
+    compared = {piece: ranks for piece, ranks in holders.items() if len(ranks) > 1}
+    groups: dict[str, list[int]] = {}
+    for piece, ranks in compared.items():
+        if piece in own:
+            groups.setdefault(",".join(map(str, ranks)), []).append(own[piece])
+    return _Replicas([name for name, _ in compared], dict(groups), [own.get(piece) for piece in compared])
 
 
 class Guard:
@@ -82,7 +95,7 @@ class Guard:
 
     Args:
         names: one name a parameter, in the same order on every rank.
-        checksums: computes one 64-bit integer a parameter, in the order of ``names``.
+        checksums: computes one 64-bit integer a parameter, in the order of ``names``. It may run in any thread.
         version: returns a value that changes when somebody writes to the parameters, as far as that can be known. It
             has to be cheap, because each step calls it.
         not_finite: gives the name of a parameter with numbers that are NaN or infinite; "" if there is none.
@@ -113,7 +126,7 @@ class Guard:
         self._comm = comm
         self._names = list(names)
         if boxes is None or comm.size == 1:
-            self._replicas = _Replicas(names, range(len(names)))
+            self._replicas = _whole_replicas(names)
         else:
             self._replicas = _replicas_of_pieces(comm, names, boxes)
         # A single rank has no other to differ from.
@@ -241,6 +254,14 @@ class Guard:
         """Compare checksums that were computed elsewhere after ``step`` steps. Reduces two integers for each."""
         if error := self._find_difference(step, own):
             raise error
+
+    def proofs(self, own: Checksums) -> dict[str, str]:
+        """One hash for each group of ranks that hold the same elements, by a name that the group alone has.
+
+        It is equal on the ranks of a group if their checksums are, and needs no message between them.
+        """
+        groups = self._replicas.groups
+        return {group: xxhash.xxh3_128_hexdigest(own[indices].data) for group, indices in groups.items()}
 
     def _find_difference(self, step: int, own: Checksums, settings: int = 0) -> TransientError | None:
         self._checked = step

@@ -129,6 +129,8 @@ class AsynchronousLoop(Loop):
         """Take the steps that the epoch still lacks, until a rank closes it; returns why the run is to stop."""
         assert self._recipe.sync is not None
         begun, ranks = self._trainer.vector(), self._comm.size
+        # Every rank calls it, also one that gets no step in this epoch.
+        self._trainer.before_update()
         self._server.begin(begun, staleness=self._recipe.sync.staleness * ranks)
         self._trainer.alone = self._trainer.guard.apart = True
         rule = rule_of(self._recipe.sync, self._server, begun, ranks)

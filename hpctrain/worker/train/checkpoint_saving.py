@@ -1,9 +1,11 @@
 """Saves and restores a training on all ranks of a run.
 
-Each rank copies its share in memory, and a thread writes the copy while the training goes on. Each rank writes a part
-of what should be equal on all ranks, and before that the guard compares the parameters. Arrays that are divided over
-ranks are written by one of the ranks that hold the same elements, and these ranks' parameters are compared. The ranks
-find each other's shares on disk, so the thread sends no message that could interfere with those of the training.
+On each rank one thread copies its share in memory, for which the next update waits, and another writes the copy. Each
+rank writes a part of what should be equal on all ranks; the first thread also takes the guard's checksums of all
+parameters to prove that it is. Arrays that are divided over ranks are written by one of the ranks that hold the same
+elements, and these ranks' checksums are compared. No checkpoint becomes visible where checksums differ, and before the
+next update the ranks compare them and name what differs. The ranks find each other's shares on disk, so no thread sends
+a message that could interfere with those of the training.
 """
 
 from __future__ import annotations
@@ -32,10 +34,11 @@ from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import CheckpointEvent
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
+from hpctrain.worker.adapters.guard import Checksums, Guard
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.base import RanksLostError
 from hpctrain.worker.train.checkpoint_interval import CheckpointInterval
-from hpctrain.worker.train.state import StateDivision, Stateful
+from hpctrain.worker.train.state import State, StateDivision, Stateful
 
 T = TypeVar("T")
 
@@ -52,13 +55,17 @@ class _Save:
 
     Attributes:
         begin: when it was begun, by ``time.perf_counter``.
-        blocked_seconds: how long the training waited for the comparison and the copy.
+        guard_steps: after how many steps the guard's checksums were taken.
+        copied: the guard's checksums; once they are there, training may change what is saved.
         written: when the share was on disk, and on rank 0 the manifest.
     """
 
     progress: SavedProgress
     begin: float
+    guard: Guard
+    guard_steps: int
     blocked_seconds: float = 0.0
+    copied: Future[Checksums] = field(default_factory=Future)
     written: Future[tuple[float, CheckpointManifest | None]] = field(default_factory=Future)
 
 
@@ -100,6 +107,8 @@ class Checkpoints:
         self._limit = TIMEOUT.read()
         self._abandoned = threading.Event()
         self._save: _Save | None = None
+        # The checkpoint whose checksums are still to be compared.
+        self._uncompared: _Save | None = None
         # The last checkpoint whose share is on disk.
         self._done: _Save | None = None
         # The iteration of the last checkpoint that was begun.
@@ -123,21 +132,28 @@ class Checkpoints:
         return self._interval is not None and self._comm.rank == 0 and self._interval.due
 
     def save(self, progress: SavedProgress, training: Stateful) -> None:
-        """Copy the state and start writing it; waits for the previous checkpoint. Collective.
+        """Start copying and writing the state; waits for the previous checkpoint. Collective.
+
+        Args:
+            training: may go on. Before its next update it waits until the copy is done, and then proves that the copy
+                was equal on all ranks, or raises.
 
         Raises:
-            TransientError: the ranks' parameters differ.
+            TransientError: the ranks' parameters differed in the previous checkpoint.
         """
-        save = _Save(progress=progress, begin=time.perf_counter())
+        self._compare()
+        begin = time.perf_counter()
         self._finish()
+        part = self._division.own_part(training.state())
+        guard = training.guard
+        save = _Save(progress=progress, begin=begin, guard=guard, guard_steps=guard.steps)
+        self._save = self._uncompared = save
         self._begun = progress.iteration
-        training.guard.compare(training.guard.steps, training.guard.checksums())
-        self._share.fill(self._division.own_part(training.state()))
-        self._save = save
-        work = partial(self._write, self._fresh(save), progress, self._comm.rank, dict(self._scores), self._abandoned)
+        training.before_update = self._compare
+        work = partial(self._copy_and_write, save, part, self._comm.rank, dict(self._scores), self._abandoned)
         # A daemon, so that the process can end although the disk never answers.
-        threading.Thread(target=_fulfil, args=(save.written, work), name="checkpoint", daemon=True).start()
-        save.blocked_seconds = time.perf_counter() - save.begin
+        threading.Thread(target=work, name="checkpoint", daemon=True).start()
+        save.blocked_seconds = time.perf_counter() - begin
         if self._interval:
             self._interval.saved()
 
@@ -151,7 +167,12 @@ class Checkpoints:
             self._finish()
 
     def wait(self) -> None:
-        """Return on every rank once the checkpoint that is being written is on disk. Collective."""
+        """Return on every rank once the checkpoint that is being written is on disk. Collective.
+
+        Raises:
+            TransientError: the ranks' parameters differed.
+        """
+        self._compare()
         self._finish()
         self._comm.agree()
 
@@ -165,9 +186,10 @@ class Checkpoints:
             Whether the last checkpoint that was begun is missing and has to be saved again.
         """
         self._abandoned.set()
+        self._uncompared = None
         save = self._save
         if save:
-            self._await(save)
+            self._await(save, save.written)
         begun = max(self._comm.allgather_object(self._begun))
         # No rank writes any more.
         self._clean_up()
@@ -204,6 +226,46 @@ class Checkpoints:
         self.newest = iteration
         return manifest.progress
 
+    def _compare(self) -> None:
+        """Compare what the ranks hold of what was saved, as long as they still hold it."""
+        save, self._uncompared = self._uncompared, None
+        if save:
+            begin = time.perf_counter()
+            self._await(save, save.copied)
+            save.guard.compare(save.guard_steps, save.copied.result())
+            save.blocked_seconds += time.perf_counter() - begin
+
+    def _copy_and_write(
+        self, save: _Save, part: State, rank: int, scores: Mapping[int, float], abandoned: threading.Event
+    ) -> None:
+        """Copy the part and then write it; runs in its own thread."""
+        fresh = self._fresh(save)
+
+        def copy() -> Checksums:
+            self._share.fill(part)
+            # Frees arrays that were themselves made for this checkpoint.
+            part.clear()
+            return save.guard.checksums()
+
+        def proof() -> dict[str, str]:
+            return save.guard.proofs(save.copied.result())
+
+        def write() -> tuple[float, CheckpointManifest | None]:
+            try:
+                return self._write(fresh, save.progress, rank, scores, abandoned, proof)
+            finally:
+                # Wait for the copying thread, so that nothing runs once this is reported as done.
+                save.copied.exception()
+
+        try:
+            self._share.prepare(part)
+        except Exception as error:
+            save.copied.set_exception(error)
+            save.written.set_exception(error)
+            return
+        threading.Thread(target=_fulfil, args=(save.copied, copy), name="checkpoint copy", daemon=True).start()
+        _fulfil(save.written, write)
+
     def _write(
         self,
         fresh: Path,
@@ -211,9 +273,10 @@ class Checkpoints:
         rank: int,
         scores: Mapping[int, float],
         abandoned: threading.Event,
+        proof: Callable[[], Mapping[str, str]],
     ) -> tuple[float, CheckpointManifest | None]:
         """Write this rank's share; rank 0 also publishes the checkpoint once all shares have come."""
-        write_share(fresh, self._share, rank, progress.ranks)
+        write_share(fresh, self._share, rank, progress.ranks, proof=proof)
         if rank:
             return time.perf_counter(), None
         # The events on disk must reach at least as far as the checkpoint.
@@ -228,7 +291,7 @@ class Checkpoints:
         save = self._save
         if save is None:
             return
-        self._await(save)
+        self._await(save, save.written)
         self._save, self._done = None, save
         end, manifest = save.written.result()
         self.newest = save.progress.iteration
@@ -257,8 +320,8 @@ class Checkpoints:
             )
         )
 
-    def _await(self, save: _Save) -> None:
-        """Wait for the thread that writes, and check meanwhile whether the other ranks live.
+    def _await(self, save: _Save, future: Future[Any]) -> None:
+        """Wait for a thread, and check meanwhile whether the other ranks live.
 
         Raises:
             RanksLostError: a rank died, whose share may never come.
@@ -266,7 +329,7 @@ class Checkpoints:
         """
         limit = _DISK_PART * self._limit
         deadline = time.monotonic() + limit
-        while not wait([save.written], timeout=_POLL_SECONDS).done:
+        while not wait([future], timeout=_POLL_SECONDS).done:
             if self._comm.lost:
                 raise RanksLostError("HT-rank-died", "a rank died while {path} was written", path=self._fresh(save))
             if time.monotonic() > deadline:
@@ -274,13 +337,14 @@ class Checkpoints:
                 self._save = None
                 raise HpctrainError(
                     "HT-checkpoint-timed-out",
-                    "rank {rank} on {host} waited {seconds:g} s until {path} was written",
+                    "rank {rank} on {host} waited {seconds:g} s until {path} was {state}",
                     f"does its file system answer? {TIMEOUT_HINT}",
                     exit_code=RESUMABLE,
                     rank=self._comm.rank,
                     host=self._comm.host,
                     seconds=limit,
                     path=self._fresh(save) / share_name(self._comm.rank, save.progress.ranks),
+                    state="written" if save.copied.done() else "copied in memory",
                 )
 
     def _fresh(self, save: _Save) -> Path:

@@ -85,6 +85,8 @@ class KerasTrainer(Trainer):
         self._averaging_seconds = 0.0
         if self._remembers:
             self._before = (self.updates, self._forward_state())
+        # Called before the graph, which contains the update.
+        self.before_update()
         self._optimizer.learning_rate.assign(learning_rate)
         if self._has_transition:
             self._optimizer.sgd_share.assign(sgd_share)
@@ -136,6 +138,7 @@ class KerasTrainer(Trainer):
         )
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        self.before_update()
         self._before = NOTHING
         own, shared = self._own(), self._shared()
         outer = self.outer.state if self.outer else {}

@@ -77,6 +77,7 @@ class MeshTrainer(TorchTrainer):
         return True
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        self.before_update()
         for name, parameter in self._parameters():
             fill(parameter, state, f"{MODEL}{name}")
         for name, buffer in self._buffers():

@@ -56,7 +56,14 @@ class LazyState(Mapping[str, NDArray[Any]]):
 
 
 class Stateful(Protocol):
-    """An object with a state."""
+    """An object with a state.
+
+    Attributes:
+        before_update: called by all ranks in every step, and by :meth:`restore`, before anything in :meth:`state`
+            changes except the rank's own values.
+    """
+
+    before_update: Callable[[], None]
 
     @property
     def guard(self) -> Guard:

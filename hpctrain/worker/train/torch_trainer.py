@@ -147,6 +147,8 @@ class TorchTrainer(Trainer):
         numbers = torch.stack([number.to(self._device) for number in (*losses, *self._norms(gradients))])
         finite = self._read(numbers, len(losses), gradients)
         self._scaler.unscale_(self._optimizer)
+        # Also called before an update that is left out: the step counts only if all ranks have come this far.
+        self.before_update()
         if finite:
             self._update()
         else:
@@ -284,6 +286,7 @@ class TorchTrainer(Trainer):
         return is_dtensor(tensor)
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        self.before_update()
         self._before = NOTHING
         tensors = {name: tensor_of(state[name]) for name in state if not name.startswith((self._moments, _SCALER))}
         kept = dict(self.model.named_buffers())

@@ -85,6 +85,7 @@ class Trainer(Stateful):
 
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
         self._comm = comm
+        self.before_update: Callable[[], None] = _pass
         self.meanwhile: Callable[[], None] = _pass
         self._remembers = recipe.fault_tolerance.fault_tolerant or recipe.numbers.non_finite == "skip"
         # The optimizer's state is equal on all ranks unless each makes steps by itself.

@@ -34,6 +34,7 @@ class Training:
 
     def __init__(self, comm: ThreadCommunicator, arrays: dict[str, np.ndarray], held: Held) -> None:
         self.guard = guard_over(0)
+        self.before_update = lambda: None
         self.rank, self.arrays, self.held = comm.rank, arrays, held
         self.restored: SavedState
 

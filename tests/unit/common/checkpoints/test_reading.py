@@ -10,6 +10,8 @@ import itertools
 import json
 import os
 import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import ml_dtypes
@@ -103,6 +105,7 @@ def test_a_share_is_what_another_library_reads(wanted: dict, random) -> None:
         file = Path(folder) / "share"
         share = CheckpointShare()
         for _ in range(2):
+            share.prepare(typed)
             share.fill(typed)
         record = share.write(file)
         content = file.read_bytes()
@@ -234,3 +237,39 @@ def test_what_is_written_is_what_was_there(
     with (tmp_path / "file").open("xb", buffering=0) as file:
         write_through(file.fileno(), content.data)
     assert (tmp_path / "file").read_bytes() == content.tobytes()
+
+
+class Slow(dict[str, np.ndarray]):
+    """Looking up its last one takes long, or fails."""
+
+    fails = False
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name == list(self)[-1]:
+            time.sleep(0.2)
+            if self.fails:
+                raise MemoryError(name)
+        return super().__getitem__(name)
+
+
+@pytest.mark.slow
+def test_writing_goes_on_beside_the_copying_and_ends_with_it(tmp_path: Path) -> None:
+    tensors = Slow({name: np.random.default_rng(0).normal(size=(3 << 20)) for name in "ab"})
+    share = CheckpointShare()
+    with ThreadPoolExecutor(1) as pool:
+        for turn in range(2):
+            tensors["b"] = tensors["a"] + turn
+            share.prepare(tensors)
+            written = pool.submit(share.write, tmp_path / str(turn))
+            share.fill(tensors)
+            record = written.result(10)
+            assert xxhash.xxh128_hexdigest((tmp_path / str(turn)).read_bytes()) == record.xxh128
+            with safe_open(tmp_path / str(turn), framework="np") as opened:
+                assert opened.get_tensor("b").tobytes() == tensors["b"].tobytes()
+        tensors.fails = True
+        share.prepare(tensors)
+        written = pool.submit(share.write, tmp_path / "failed")
+        with pytest.raises(MemoryError):
+            share.fill(tensors)
+        with pytest.raises(RuntimeError, match="was not made"):
+            written.result(10)

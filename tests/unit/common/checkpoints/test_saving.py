@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from hpctrain.common.checkpoints.layout import checkpoint_path, hidden, hidden_p
 from hpctrain.common.checkpoints.publish import publish, write_share
 from hpctrain.common.checkpoints.read import read_state
 from hpctrain.common.checkpoints.share import CheckpointShare
+from hpctrain.common.errors import TransientError
 from hpctrain.common.run.events import EventWriter, read_events
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.train.checkpoint_saving import Checkpoints
@@ -75,8 +77,33 @@ def test_shares_of_an_attempt_that_died_are_not_taken(tmp_path: Path) -> None:
     assert state["model.a"].tolist() == [2, 2, 2]
 
 
+PROOFS = [{"0,2": "a", "all": "c"}, {"1,3": "b", "all": "c"}, {"0,2": "a", "all": "c"}, {"1,3": "b", "all": "c"}]
+
+
+@pytest.mark.parametrize("rank", [None, 0, 3])
+@pytest.mark.parametrize("group", ["all", "own"])
+def test_a_proof_that_differs_within_its_group_makes_nothing_visible(
+    tmp_path: Path, rank: int | None, group: str
+) -> None:
+    fresh = hidden_path(checkpoint_path(tmp_path, 5), "token")
+    proofs = [dict(proof) for proof in PROOFS]
+    if rank is not None:
+        proofs[rank]["all" if group == "all" else min(proofs[rank])] = "d"
+    for each, proof in enumerate(proofs):
+        write_share(fresh, share_of(0, each), each, 4, proof=lambda p=proof: p)
+    if rank is None:
+        assert publish(fresh, progress_of(5, ranks=4), {}, threading.Event(), seconds=10)
+        return
+    with refused("HT-parameters-differ") as caught:
+        publish(fresh, progress_of(5, ranks=4), {}, threading.Event(), seconds=10)
+    assert type(caught.value) is TransientError
+    assert newest_whole(tmp_path) == Newest()
+
+
 class Numbers:
     """A training whose state is its step."""
+
+    before_update: Callable[[], None]
 
     def __init__(self, count: int = 1000) -> None:
         self.guard = guard_over()
@@ -122,6 +149,7 @@ def test_what_training_changes_behind_a_save_is_not_in_it(tmp_path: Path) -> Non
     with checkpoints(tmp_path) as saving:
         saving.save(progress_of(7), training)
         live["random.a"] += 9
+        training.before_update()
         live["model.a"] += 9
         saving.wait()
     _, state = read_state(checkpoint_path(tmp_path, 7), 0, 1)

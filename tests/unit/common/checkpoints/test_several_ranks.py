@@ -51,6 +51,8 @@ def goes_on_alone(comm: ThreadCommunicator) -> None:
 class Training:
     """Its state has three tensors of different sizes; it counts which of them became arrays."""
 
+    before_update: Callable[[], None]
+
     def __init__(self, guard: Guard | None = None) -> None:
         self.guard = guard or guard_over()
         self.looked_up: list[str] = []
@@ -68,11 +70,18 @@ class Training:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("values", [(7, 7), (7, 8)], ids=["equal", "different"])
-def test_what_differs_between_ranks_is_named_and_never_visible(tmp_path: Path, values: tuple[int, int]) -> None:
+@pytest.mark.parametrize("updated", [True, False], ids=["ahead of the next update", "at the end"])
+def test_what_differs_between_ranks_is_named_and_never_visible(
+    tmp_path: Path, values: tuple[int, int], updated: bool
+) -> None:
     def work(comm: ThreadCommunicator) -> None:
         training = Training(guard_over(values[comm.rank], comm))
         with Checkpoints(tmp_path, comm, EventWriter(None)) as checkpoints:
             checkpoints.save(progress_of(5, ranks=2), training)
+            # Long enough for what is visible to be there.
+            time.sleep(0.3)
+            if updated:
+                training.before_update()
             checkpoints.wait()
 
     errors = on_ranks(2, work)
@@ -249,7 +258,7 @@ def test_a_disk_that_does_not_answer_is_named(
 
     error = on_ranks(2, work)[rank]
     assert isinstance(error, HpctrainError)
-    check(error, "HT-checkpoint-timed-out", rank=rank, seconds=0.45)
+    check(error, "HT-checkpoint-timed-out", rank=rank, seconds=0.45, state="written")
     path = Path(error.values["path"])
     assert (path.parent.parent, path.name) == (tmp_path, share_name(rank, 2))
     assert path.parent.name.startswith(".step-00000004.")

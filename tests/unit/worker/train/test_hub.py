@@ -1,4 +1,4 @@
-"""Whether Hugging Face's libraries are told that their Hub is not reached: servers of this machine, and their package."""
+"""Whether Hugging Face's libraries are told that their Hub is not reached: real servers, and their own package."""
 
 from __future__ import annotations
 

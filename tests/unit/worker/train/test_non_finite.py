@@ -226,6 +226,16 @@ def test_gradients_whose_norm_overflows_are_not_clipped_to_nan(framework):
 
 
 @pytest.mark.slow
+def test_a_step_that_is_left_out_counts_only_where_what_was_saved_is_proved(framework):
+    """Ranks that are ahead of others when one dies have all been in the comparison ahead of that."""
+    trainer, updates = new_trainer(framework, recipe()), []
+    trainer.before_update = lambda: updates.append(trainer.updates)
+    one_step(trainer, TRAIN[:4], scale=math.nan)
+    one_step(trainer, TRAIN[:4])
+    assert (updates, trainer.updates) == ([0, 1], 2)
+
+
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_has_no_update_although_its_gradient_is(framework):
     """Losses whose sum is above what float32 holds, of logits that are finite: p - target is finite too."""
     trainer = new_trainer(framework, recipe())
