@@ -99,7 +99,7 @@ def disk(case: Case, *, writers: int) -> Variant:
 
 
 def checkpointed(case: Case) -> Variant:
-    """A checkpoint as the training loop writes it, with the step during which it is written."""
+    """A checkpoint as the training loop writes it, with the step during which it is copied, checked and written."""
     path = case.folder / "events.jsonl"
     checkpoints = Checkpoints(
         case.folder, case.comm, EventWriter(path if case.comm.rank == 0 else None), policy=Policy(last=1)
@@ -111,14 +111,23 @@ def checkpointed(case: Case) -> Variant:
         done += 1
         begin = time.perf_counter()
         checkpoints.save(_progress(done, case.comm.size), case.trainer)
-        blocked = time.perf_counter() - begin
+        saved = blocked = time.perf_counter() - begin
+        copied = case.trainer.before_update
+
+        def before_update() -> None:
+            nonlocal blocked
+            begin = time.perf_counter()
+            copied()
+            blocked += time.perf_counter() - begin
+
+        case.trainer.before_update = before_update
         _step(case.trainer, case.comm.rank)
         checkpoints.wait()
         written = 0.0
         if case.comm.rank == 0:
             *_, event = read_events(path)
             assert isinstance(event, CheckpointEvent) and event.seconds is not None
-            written = event.seconds - blocked
+            written = event.seconds - saved
         return {"hpctrain, training waits": blocked, "hpctrain, writing": written}
 
     return save
