@@ -109,8 +109,6 @@ def lengthened(lines: list[dict[str, Any]], steps: int, chance: random.Random) -
             "communication_seconds": seconds * chance.uniform(0.05, 0.3),
         }
         yield {**like, **done, **values}
-        if iteration == 2:
-            yield {**kinds["overlap"][0], "time": now}
         if iteration % _STEPS_A_READING == 0:
             yield {**kinds["energy"][0], **done}
         if iteration % _STEPS_AN_EPOCH == 0:

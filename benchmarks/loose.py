@@ -140,15 +140,12 @@ def _train(comm: Any, task: Task, method: str, seed: int, seconds: float, folder
 
 def _points(events: list[Any], recipe: Recipe, steps: tuple[int, ...], samples: int) -> tuple[Point, ...]:
     """By the clock of the whole run, evaluation and checkpoints included."""
-    begun = next(event.time for event in events if event.event == "run")
-    own = sum(event.communication_bytes for event in events if event.event == "step")
-    apart = recipe.sync is not None and recipe.sync.mode == "async"
-    # In step all ranks send as much as rank 0; a server gets from each rank by its steps.
-    everyone = own * (sum(steps) / steps[0] if apart else len(steps))
+    begun = next(event for event in events if event.event == "run")
+    everyone = _exchanged(recipe, begun, steps)
     epochs = [event for event in events if event.event == "epoch"]
     return tuple(
         Point(
-            seconds=event.time - begun,
+            seconds=event.time - begun.time,
             samples=samples * event.epoch,
             bytes=everyone * event.epoch / len(epochs),
             loss=event.test_loss,
@@ -156,6 +153,15 @@ def _points(events: list[Any], recipe: Recipe, steps: tuple[int, ...], samples: 
         )
         for event in epochs
     )
+
+
+def _exchanged(recipe: Recipe, begun: Any, steps: tuple[int, ...]) -> float:
+    """The bytes that all ranks gave to reductions, or exchanged with the server, each time all parameters."""
+    whole, sync = 4 * begun.parameters, recipe.sync
+    if sync and sync.mode == "async":
+        return 2 * whole * sum(steps) / sync.every
+    meetings = recipe.epochs * -(-begun.iterations_per_epoch // (sync.every if sync else 1))
+    return whole * meetings * len(steps)
 
 
 def _rank(options: argparse.Namespace) -> None:

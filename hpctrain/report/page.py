@@ -46,7 +46,6 @@ _FIGURES: tuple[tuple[str, str, Callable[[float], str], str], ...] = (
     ("tokens_per_s", "tokens", "{:,.0f}".format, "tokens/s, all ranks"),
     ("flops_utilisation", "model FLOPs utilisation", "{:.1%}".format, "of the GPUs' stated peak"),
     ("communication_share", "communication", "{:.1%}".format, "of a step, waiting for reductions"),
-    ("communication_bytes", "given to reductions", bytes_text, "by one rank, before compression"),
     ("gathered_bytes", "gathered rows", bytes_text, "by one rank, for functions of whole batches"),
     ("data_share", "data", "{:.1%}".format, "of a step, waiting for samples"),
 )

@@ -12,7 +12,6 @@ from hpctrain.common.files.printable import shortened
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event, EventsFile, attempts, kept
 from hpctrain.common.run.events.kinds import (
-    BrokenImagesEvent,
     ChangedEvent,
     DamagedEvent,
     EndEvent,
@@ -67,10 +66,6 @@ def event_line(event: Event) -> str | None:
             return event.text
         case ExcludedEvent():
             return f"{event.host} is left out of the run's jobs for a day: {event.message}"
-        case BrokenImagesEvent(epoch=epoch, count=count, names=names):
-            more = "" if count == len(names) else f" and {count - len(names)} more"
-            images = "1 image" if count == 1 else f"{count} images"
-            return f"epoch {epoch}: {images} could not be decoded and took no part: {shortened(', '.join(names))}{more}"
         case NonFiniteEvent():
             went_on = {"skip": "its update was left out", "stop": "the run ends"}
             where = f" on rank {', '.join(map(str, event.ranks))}" if event.ranks else ""
@@ -105,7 +100,6 @@ class StepTotals:
 
     Attributes:
         samples: the samples of all ranks; None for a script, whose samples are not known.
-        communication_bytes: what the writing rank gave to reductions, before compression; None if not counted.
         gathered_bytes: the rows of whole batches that the writing rank gathered.
     """
 
@@ -113,7 +107,6 @@ class StepTotals:
         self.count = 0
         self.seconds = 0.0
         self.samples: int | None = 0
-        self.communication_bytes: int | None = 0
         self.gathered_bytes = 0
         # Seconds in communication, waiting for data, and in the whole of the steps for which these were measured.
         self._communication = self._communication_of = 0.0
@@ -126,8 +119,6 @@ class StepTotals:
         self.count += 1
         self.seconds += step.seconds
         self.samples = None if self.samples is None or step.samples is None else self.samples + step.samples
-        given, further = self.communication_bytes, step.communication_bytes
-        self.communication_bytes = None if given is None or further is None else given + further
         self.gathered_bytes += step.gathered_bytes or 0
         if step.communication_seconds is not None:
             self._communication += step.communication_seconds

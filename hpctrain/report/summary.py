@@ -132,11 +132,10 @@ def summarise(directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any
     """The summary of a run from its plan and its events.
 
     What the run did not record is None. Throughput and shares are over all steps but the first of each attempt, which
-    also compiles and allocates. ``communication_bytes`` are what one rank gave to reductions, before compression, and
-    ``gathered_bytes`` the rows of whole batches that it gathered. ``metrics`` are those of the last epoch, and the
-    median of several where that is the recipe's result; for a script the last value of each name that it logged.
-    ``survived`` are the faults that the run recovered from, each with its attempt, whose numbering of ranks it uses.
-    Energy is of all attempts, a sample counted once however often it was trained on.
+    also compiles and allocates. ``gathered_bytes`` are the rows of whole batches that one rank gathered. ``metrics`` are
+    those of the last epoch, and the median of several where that is the recipe's result; for a script the last value of
+    each name that it logged. ``survived`` are the faults that the run recovered from, each with its attempt, whose
+    numbering of ranks it uses. Energy is of all attempts, a sample counted once however often it was trained on.
     """
     return summarise_record(Record(directory), plan, status)
 
@@ -160,7 +159,6 @@ def summarise_record(record: Record, plan: Plan, status: str) -> dict[str, Any]:
         "samples_per_s": timed.samples_per_s,
         **speeds,
         "communication_share": timed.communication_share,
-        "communication_bytes": totals.communication_bytes,
         "gathered_bytes": totals.gathered_bytes,
         "data_share": timed.data_share,
         "seconds": record.end.seconds if record.end else None,

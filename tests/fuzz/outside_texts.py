@@ -168,14 +168,8 @@ RARE: tuple[dict[str, Any], ...] = (
     {"event": "damaged", "path": "step-00000003", "fault": "cut short", "kept_as": "damaged-step-00000003"},
     {"event": "changed", "differences": {"optimizer.learning_rate": [0.1, 0.2]}},
     {"event": "log", "iteration": 3, "values": {"loss": 0.3, "energy": 0.5}},
-    {"event": "non_finite", "iteration": 5, "epoch": 1, "rule": "skip", "ranks": [0, 1], "parameters": 3},
-    {"event": "broken_images", "epoch": 1, "count": 2, "names": ["a.jpg", "b.jpg"]},
+    {"event": "non_finite", "iteration": 5, "epoch": 1, "rule": "skip", "ranks": [0, 1]},
     {"event": "energy", "iteration": 9, "hosts": {"n1": {"began": 1.7e9, "seconds": 9.0, "joules": {"gpu": 1.0}}}},
-    {
-        "event": "overlap",
-        "iteration": 2,
-        "timeline": [[0.0, "gradient", 0], [0.1, "launched", 0], [0.2, "finished", 0]],
-    },
     {"event": "stall", "rank": 1, "host": "n2", "waiting_for": "a mean", "seconds": 20.0},
     {"event": "fault", "rank": 1, "host": "n2", "message": "rank 1 was killed", "code": "HT-rank-killed"},
     {"event": "fault", "rank": 1, "host": "n2", "message": "rank 1 was killed", "iteration": 7, "recovery_seconds": 1.0}

@@ -16,9 +16,9 @@ from hpctrain.common.run.events import Event, EventWriter, read_events
 from hpctrain.common.run.records import read_records
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data.samples import InMemory
-from hpctrain.worker.data.sampling import epoch_order, global_batches, share
+from hpctrain.worker.data.sampling import epoch_order, share
 from hpctrain.worker.train.checkpoint_saving import Checkpoints
-from hpctrain.worker.train.loop import Loop, learning_rate
+from hpctrain.worker.train.loop import Loop
 from support.imported_programs import imported
 from support.launching import Launch
 from support.refusals import codes
@@ -37,10 +37,10 @@ def program() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def folder(mpirun: Launch, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three trainings one after the other, of 7 ranks at the begin and 1 at the end."""
+    """Two trainings one after the other, of 7 ranks at the begin and 1 at the end."""
     folder = tmp_path_factory.mktemp("recovered")
     limits = {"HPCTRAIN_TIMEOUT": "60"}
-    result = mpirun(PROGRAM, 7, str(folder), "torch", "keep", "shrink", "few", options=ULFM, check=False, **limits)
+    result = mpirun(PROGRAM, 7, str(folder), "torch", "keep", "few", options=ULFM, check=False, **limits)
     assert "few stopped" in result.stdout, result.stdout
     return folder
 
@@ -120,11 +120,10 @@ def test_deaths_are_recorded(folder: Path) -> None:
     assert {rank for rank, status in statuses.items() if status == "lost"} == {0, 2, 4, 5}
 
 
-@pytest.mark.parametrize("name", ["keep", "shrink"])
-def test_every_sample_is_seen_once_an_epoch(folder: Path, name: str) -> None:
-    sizes = [step.samples for step in of_kind(folder / name, "step")]
-    epochs = [step.epoch for step in of_kind(folder / name, "step")]
-    batches = trained(folder / name)
+def test_every_sample_is_seen_once_an_epoch(folder: Path) -> None:
+    sizes = [step.samples for step in of_kind(folder / "keep", "step")]
+    epochs = [step.epoch for step in of_kind(folder / "keep", "step")]
+    batches = trained(folder / "keep")
     assert sorted(batches) == list(range(1, len(sizes) + 1))
     for epoch in (1, 2, 3):
         order = epoch_order(61, seed=3, epoch=epoch - 1)
@@ -133,22 +132,6 @@ def test_every_sample_is_seen_once_an_epoch(folder: Path, name: str) -> None:
             assert batches[step] == sorted(order[begin : begin + sizes[step - 1]].tolist())
             begin += sizes[step - 1]
         assert begin == 61
-
-
-def test_batch_and_rate_shrink_with_the_ranks(program: ModuleType, folder: Path) -> None:
-    """Three ranks, of which one dies in the third step: 20 x 2 / 3 samples, and the rate of where the epoch is."""
-    steps = of_kind(folder / "shrink", "step")
-    rests = [len(batch) for batch in global_batches(np.arange(61 - 40), 13, drop_last=False)]
-    later = [len(batch) for batch in global_batches(np.arange(61), 13, drop_last=False)]
-    assert [step.samples for step in steps] == [20, 20, *rests, *later, *later]
-    schedule, seen = learning_rate(program.recipe("shrink"), 61), 0
-    for number, step in enumerate(steps):
-        done = (step.epoch - 1) * STEPS + seen / 20
-        assert step.learning_rate == pytest.approx(schedule(done) * (1 if number < 2 else 13 / 20))
-        seen = (seen + step.samples) % 61
-    found = ends(folder / "shrink")
-    assert sorted(found) == [1, 3]
-    np.testing.assert_array_equal(found[1], found[3])
 
 
 def test_too_few_ranks_save_their_state_and_stop(folder: Path) -> None:

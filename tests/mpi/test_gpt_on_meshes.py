@@ -50,11 +50,6 @@ def _test_loss(tmp_path: Path, name: str) -> float:
     return [each.test_loss for each in kept(read_events(tmp_path / f"out-{name}.jsonl")) if each.event == "epoch"][-1]
 
 
-def _bytes(tmp_path: Path, name: str) -> list[int | None]:
-    events = kept(read_events(tmp_path / f"out-{name}.jsonl"))
-    return [each.communication_bytes for each in events if each.event == "step"]
-
-
 def _same_where_held_twice(tmp_path: Path, name: str, ranks: int) -> int:
     """How many pieces several ranks have, which are bitwise equal."""
     held: dict[str, bytes] = {}
@@ -90,8 +85,6 @@ def test_every_mesh_has_the_losses_of_one_process(plain, mpirun, tmp_path, ranks
         np.testing.assert_allclose(_losses(tmp_path, str(number)), losses, rtol=0, atol=1e-5, err_msg=mesh)
         assert _test_loss(tmp_path, str(number)) == pytest.approx(test_loss, abs=1e-5)
         _same_where_held_twice(tmp_path, str(number), ranks)
-        # What PyTorch moves between divided parts is counted by nobody, and is not the size of the whole gradients.
-        assert {each is None for each in _bytes(tmp_path, str(number))} == {mesh != "dp_replicate=4"}
     for name, (_, changes) in changed.items():
         network = [change for change in changes if change.startswith("model.")]
         wanted = plain.reference("uneven", *network)[1] if network else losses
@@ -112,7 +105,6 @@ def test_replicas_equal_a_plain_loop_and_resume_with_the_same_bits(plain, mpirun
         found = _losses(tmp_path, case)
         np.testing.assert_allclose(found, losses, rtol=0, atol=bound, err_msg=case)
         assert found[-1] < found[0] - 0.1
-        assert None not in _bytes(tmp_path, case)
         assert _same_where_held_twice(tmp_path, case, 2) > 0
         last = [event for event in read_events(tmp_path / f"out-{case}.jsonl") if event.event == "epoch"][-1]
         assert last.test_loss == pytest.approx(test_loss, abs=bound) and 0 < last.test_accuracy < 1

@@ -18,7 +18,7 @@ from support.launching import Launch
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """99 images to train on, two of them broken, and 11 for validation."""
+    """97 images to train on, without two that are broken, and 11 for validation."""
     folder = tmp_path_factory.mktemp("imagenet")
     fake = ["fake", "images", "--images", "110", "--size", "80", "--broken", "2"]
     for arguments in (fake, ["shard", "images", "shards"]):
@@ -30,7 +30,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def options(shards: Path, *overrides: str) -> list[str]:
     # A quarter of a smoke run's pixels.
     small = ("images.size=32", "images.test_resize=37", "images.test_size=32")
-    settings = (f"data.path={shards}", "data.broken_images=skip", "data.workers=1", *small, *overrides)
+    settings = (f"data.path={shards}", "data.workers=1", *small, *overrides)
     return ["--smoke", "-np", "2", *(word for setting in settings for word in ("--set", setting))]
 
 
@@ -38,11 +38,9 @@ def of_kind(run: Path, kind: str) -> list[Any]:
     return [event for event in read_events(run / "events.jsonl") if event.event == kind]
 
 
-def assert_learned(run: Path, *, broken: int) -> None:
+def assert_learned(run: Path) -> None:
     losses = [epoch.train_loss for epoch in of_kind(run, "epoch")]
     assert losses[-1] < 0.95 * losses[0], losses
-    (told,) = of_kind(run, "broken_images")
-    assert (told.epoch, told.count, len(told.names)) == (1, broken, broken)
 
 
 @pytest.mark.long
@@ -57,10 +55,8 @@ def test_learns_is_reported_stopped_and_resumed_to_the_same_bits(
     arguments = [recipe, *options(shards, "model.name=resnet18"), "--framework", framework]
     whole = hpctrain("run", *arguments, "--run-dir", "whole")
     assert whole.returncode == 0, whole.stdout
-    assert_learned(tmp_path / "whole", broken=2)
+    assert_learned(tmp_path / "whole")
     assert main(["report", str(tmp_path / "whole")]) == 0
-    page = (tmp_path / "whole" / "report.html").read_text()
-    assert "2 images" in page
 
     def interrupt(launcher: int) -> None:
         if framework == "torch":

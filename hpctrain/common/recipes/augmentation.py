@@ -49,7 +49,7 @@ class Erasing(CheckedSection):
 
 
 class Mixing(CheckedSection):
-    """Each image is mixed with the one before it in its group, and the labels alike (torchvision, timm).
+    """Each image is mixed with the one before it in its group, and the labels alike (torchvision, timm; torch only).
 
     Where both kinds are given, each group draws one of them, with equal probability. Groups are cut from the global
     batch in its order, whatever ranks there are, so that the numbers do not depend on the ranks: a rank also loads
@@ -75,7 +75,7 @@ class Mixing(CheckedSection):
 
 
 class Averaging(Section):
-    """An exponential moving average of the parameters. Validation and export use the average.
+    """An exponential moving average of the parameters (torch only). Validation and export use the average.
 
     Statistics of batch normalisation are averaged alike. A step whose update is left out does not enter.
     """

@@ -41,7 +41,6 @@ _INDIFFERENT = (
     "checkpoints",
     "communication.bucket_mb",
     "compile",
-    "data.broken_images",
     "data.decode",
     "data.path",
     "data.workers",

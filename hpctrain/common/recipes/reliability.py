@@ -26,11 +26,6 @@ class FaultTolerance(CheckedSection):
         description="end resumably, or, from the first step on, continue with the remaining ranks (backend mpi, "
         "Open MPI 5)",
     )
-    batch: Literal["keep", "shrink"] = Field(
-        "keep",
-        description="keep the global batch by larger shares, or shrink it with the ranks, and the learning rate with "
-        "it",
-    )
     min_ranks: Count = Field(1, description="with fewer left, the run saves its state and ends resumably")
 
     @property
@@ -49,11 +44,11 @@ class FaultTolerance(CheckedSection):
         return {"lost_rank": value} if isinstance(value, str) else value
 
     def faults(self) -> Iterator[str]:
-        ends = "the run ends with its first dead rank"
-        if not self.fault_tolerant and self.batch == "shrink":
-            yield f"batch: shrink needs lost_rank: shrink; with lost_rank: stop {ends}"
         if not self.fault_tolerant and self.min_ranks > 1:
-            yield f"min_ranks: {self.min_ranks} needs lost_rank: shrink; with lost_rank: stop {ends}"
+            yield (
+                f"min_ranks: {self.min_ranks} needs lost_rank: shrink; with lost_rank: stop the run ends with its "
+                "first dead rank"
+            )
 
 
 class Checkpointing(CheckedSection):

@@ -137,11 +137,6 @@ class Data(CheckedSection):
         "samples, rounded down to a multiple of 256, but draws only one in this many images, each of which occurs "
         "this often within a step, augmented anew each time",
     )
-    broken_images: Annotated[Literal["skip", "stop"], _IMAGENET] = Field(
-        "stop",
-        description="an image that cannot be decoded is left out, counted and named, or ends the run; "
-        "with b of n images of a batch left out, loss and gradient are (n - b) / n of the mean over the others",
-    )
 
     def decoders(self, spare_cores: int = 0) -> int:
         """The decoding processes of each rank, by default one for each core that it does not compute on itself."""
@@ -288,7 +283,8 @@ class RecipeKeys(CheckedSection):
     )
     loss: Literal["cross_entropy", "binary_cross_entropy"] = Field(
         "cross_entropy",
-        description="in training; binary: the mean over the classes, each against all others (Wightman et al. 2021)",
+        description="in training; binary: the mean over the classes, each against all others (Wightman et al. 2021), "
+        "torch only",
     )
     target_threshold: Annotated[Fraction | None, Of("loss", "binary_cross_entropy")] = Field(
         None,
@@ -297,7 +293,7 @@ class RecipeKeys(CheckedSection):
     label_smoothing: Fraction = Field(0.0, description="share of a label that is spread over all classes")
     averaging: Averaging | None = None
     precision: Literal["float32", "bf16", "fp16"] = Field(
-        "float32", description="of forward and backward pass; parameters stay float32"
+        "float32", description="of forward and backward pass; parameters stay float32; fp16 is torch only"
     )
     compile: Literal["auto", "on", "off"] = Field(
         "auto",

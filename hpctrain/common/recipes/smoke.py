@@ -61,7 +61,7 @@ def smoke(recipe: Recipe) -> Recipe:
         "sync": recipe.sync and recipe.sync.model_copy(update={"after_epochs": shrunk(recipe.sync.after_epochs)}),
     }
     if recipe.data.name == "imagenet":
-        changes["data"] = {**dict(recipe.data), "limit": _IMAGES, "broken_images": "skip"}
+        changes["data"] = {**dict(recipe.data), "limit": _IMAGES}
         changes["images"] = _images(recipe.images, shrunk)
     if recipe.data.name == "text":
         changes["precision"] = "float32"

@@ -149,12 +149,12 @@ def _require_framework(plan: Plan) -> None:
             "model.frozen": recipe.model.frozen,
             "optimizer.rates": recipe.optimizer.rates,
             "stochastic_depth": recipe.stochastic_depth,
+            "averaging": recipe.averaging,
+            "mixing": recipe.mixing,
+            f"loss: {recipe.loss}": recipe.loss != "cross_entropy",
             "compile: on": recipe.compile == "on",
             "data.decode: gpu": recipe.data.name == "imagenet" and recipe.data.decode == "gpu",
-            # Keras reduces gradients after their scaling, so that what overflows or vanishes on the wire is not seen.
-            "precision: fp16 with communication.compression: fp16": recipe.precision
-            == recipe.communication.compression
-            == "fp16",
+            "precision: fp16": recipe.precision == "fp16",
         }
     if feature := next((name for name, is_asked in of_pytorch.items() if is_asked), None):
         raise HpctrainError(
@@ -225,10 +225,7 @@ def _require_strategy(plan: Plan, backend: str) -> None:
     recipe = plan.recipe
     odd = {
         f"model: {recipe.model.name}, with batch normalisation": recipe.model.family.normalises,
-        f"precision: {recipe.precision}": recipe.precision == "fp16",
         f"batch.micro_batch: {recipe.batch.micro_batch}": recipe.batch.micro_batch,
-        "averaging": recipe.averaging,
-        "mixing": recipe.mixing,
         "sync": recipe.sync,
         f"communication.compression: {recipe.communication.compression}": recipe.communication.compression != "none",
     }

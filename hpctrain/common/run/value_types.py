@@ -44,9 +44,6 @@ Text = Annotated[str, AfterValidator(shortened)]
 Outcome = Literal["done", "failed", "resumable"]
 """What a run is when an attempt has ended."""
 
-Moment = tuple[Seconds, Literal["gradient", "launched", "finished"], Count]
-
-
 EnergySource = Literal["gpu", "cpu", "dram"]
 
 Joules = Annotated[float, Strict(), Ge(0), Lt(1e15), AllowInfNan(False)]

@@ -68,6 +68,12 @@ class Shards:
         """int64, shape (samples,)."""
         return self._index["label"].astype(np.int64)
 
+    @cached_property
+    def decodable(self) -> NDArray[np.int64]:
+        """The samples but those that could not be decoded when the shards were made, by the manifest."""
+        broken = [image.key.encode() for image in self.manifest.broken if image.split == self.split]
+        return np.flatnonzero(~np.isin(self._index["key"], broken))
+
     def __len__(self) -> int:
         return len(self._index)
 

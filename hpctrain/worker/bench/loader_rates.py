@@ -104,9 +104,7 @@ def _recipe(size: int, workers: int) -> Recipe:
     """The digits' recipe with photographs as its data; nothing is trained."""
     recipe = load_recipe("digits")
     images = recipe.images.model_copy(update={"size": size})
-    data = recipe.data.model_copy(
-        update={"name": "imagenet", "workers": workers, "limit": _MOST, "broken_images": "skip"}
-    )
+    data = recipe.data.model_copy(update={"name": "imagenet", "workers": workers, "limit": _MOST})
     return recipe.model_copy(update={"images": images, "data": data})
 
 

@@ -9,25 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
+from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.sections import Images
 from hpctrain.common.shards.decoding import BrokenImageError, Header, Pixels, look
 from hpctrain.common.shards.image_shards import Shards
-from hpctrain.worker.data.images import (
-    Crop,
-    changed,
-    decoded,
-    mean_colour,
-    middle,
-    size_at,
-    training_crop,
-    validation_crop,
-)
+from hpctrain.worker.data.images import Crop, changed, decoded, middle, size_at, training_crop, validation_crop
 from hpctrain.worker.data.sampling import Indices, repetition_of, sample_of
-
-# The position among the requested images, the key, and the decoder's message.
-Broken = tuple[int, str, str]
 
 _MESSAGE_CHARACTERS = 200
 # So many files are read, and their crops drawn, before the first of them is decoded: code that runs between decoding
@@ -35,11 +23,6 @@ _MESSAGE_CHARACTERS = 200
 _TOGETHER, _TOGETHER_BYTES = 16, 1 << 21
 # The split whose images are cut at random; images of other splits are cut in the middle.
 TRAINING = "train"
-
-
-def broken_image(position: int, key: str, error: BrokenImageError) -> Broken:
-    """What is told of a broken image."""
-    return position, key, str(error)[:_MESSAGE_CHARACTERS]
 
 
 class Cut(NamedTuple):
@@ -66,18 +49,15 @@ class LoadedPiece:
     Attributes:
         indices: sample indices with their repetitions.
         images: an array, or a tensor on a GPU, of shape (N, height, width, 3).
-        broken: those that could not be decoded.
     """
 
     indices: Indices
     images: Any
-    broken: list[Broken]
 
 
-class DecodingJob(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class DecodingJob:
     """The folder of shards and the settings from which images are made; ``exact`` is of :func:`decoded`."""
-
-    model_config = ConfigDict(frozen=True)
 
     folder: Path
     seed: int
@@ -101,36 +81,45 @@ class Decoder:
         self._job = job
         self.shards = shards
         self._random = itertools.cycle([_Random(job.seed) for _ in range(_TOGETHER)])
-        self._blank = mean_colour(job.images)
         self._index = 0
 
-    def write(self, indices: Sequence[int], epoch: int, images: Pixels) -> list[Broken]:
-        """Fill ``images``, of shape (N, height, width, 3), with those of ``indices``; returns the broken ones.
+    def write(self, indices: Sequence[int], epoch: int, images: Pixels) -> None:
+        """Fill ``images``, of shape (N, height, width, 3), with those of ``indices``.
 
         Args:
             indices: sample indices, which may carry repetitions as in an epoch's order.
 
         Raises:
-            HpctrainError: a shard cannot be read.
+            HpctrainError: a shard cannot be read, or an image cannot be decoded.
             Exception: any other fault, with a note that names the sample.
         """
-        broken: list[Broken] = []
-        cuts = self.cuts(np.array(indices, np.int64), epoch, broken)
+        cuts = self.cuts(np.array(indices, np.int64), epoch)
         try:
-            while self._make(cuts, images, broken):
+            while self._make(cuts, images):
                 pass
+        except BrokenImageError as error:
+            raise self.broken(self._index, error) from error
         except Exception as error:
             error.add_note(f"{self.shards.where(self._index)}: {self.shards.key(self._index)}")
             raise
-        for position, *_ in broken:
-            images[position] = self._blank
-        return sorted(broken)
 
-    def cuts(self, indices: Indices, epoch: int, broken: list[Broken]) -> Iterator[Cut]:
-        """Read photographs and draw their crops; those whose header shows that they are broken are added to ``broken``.
+    def broken(self, index: int, error: BrokenImageError) -> HpctrainError:
+        """The error for an image that cannot be decoded."""
+        return HpctrainError(
+            "HT-data-broken-image",
+            "{where}: {key} cannot be decoded: {reason}",
+            f"it was whole when the shards were made: hpctrain data verify {self.shards.folder} finds the damage",
+            exit_code=1,
+            where=self.shards.where(index),
+            key=self.shards.key(index),
+            reason=str(error)[:_MESSAGE_CHARACTERS],
+        )
+
+    def cuts(self, indices: Indices, epoch: int) -> Iterator[Cut]:
+        """Read photographs and draw their crops.
 
         Raises:
-            HpctrainError: a shard cannot be read.
+            HpctrainError: a shard cannot be read, or an image cannot be decoded.
         """
         drawn = zip(sample_of(indices).tolist(), repetition_of(indices).tolist(), strict=True)
         for position, (index, repetition) in enumerate(drawn):
@@ -139,7 +128,7 @@ class Decoder:
                 # No name here is bound to what is read, which would be held while the next is read.
                 yield self._cut(position, index, repetition, epoch)
             except BrokenImageError as error:
-                broken.append(broken_image(position, self.shards.key(index), error))
+                raise self.broken(index, error) from error
 
     def _cut(self, position: int, index: int, repetition: int, epoch: int) -> Cut:
         images, content = self._job.images, self.shards.read(index)
@@ -151,15 +140,12 @@ class Decoder:
         crop, flip = training_crop(header, images, random)
         return Cut(position, index, content, header, crop, size, size, flip, random)
 
-    def _make(self, cuts: Iterator[Cut], images: Pixels, broken: list[Broken]) -> bool:
+    def _make(self, cuts: Iterator[Cut], images: Pixels) -> bool:
         """Make some of the images; returns whether there were any."""
         together = list(_together(cuts))
         for cut in together:
             self._index = cut.sample
-            try:
-                self._show(cut, images[cut.position])
-            except BrokenImageError as error:
-                broken.append(broken_image(cut.position, self.shards.key(cut.sample), error))
+            self._show(cut, images[cut.position])
         return bool(together)
 
     def _show(self, cut: Cut, place: Pixels) -> None:

@@ -20,9 +20,8 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.settings import SHARE_GPUS
 from hpctrain.common.shards.decoding import END, BrokenImageError, decode
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.data.decoder import Broken, Cut, Decoder, DecodingJob, LoadedPiece, broken_image
+from hpctrain.worker.data.decoder import Cut, Decoder, DecodingJob, LoadedPiece
 from hpctrain.worker.data.image_loader import Pool
-from hpctrain.worker.data.images import mean_colour
 from hpctrain.worker.data.sampling import Indices
 
 # Decodes JPEG files to a device, each to uint8 of shape (3, height, width); RuntimeError if it cannot decode one.
@@ -122,32 +121,23 @@ class CardPool(Pool):
 
     def _made(self, decoder: Decoder, split: str, indices: Indices, epoch: int) -> LoadedPiece:
         shape = (len(indices), *self.job.shape(split, epoch))
-        blank = torch.from_numpy(mean_colour(self.job.images)).to(self._device)
-        images = blank.expand(shape).clone()
-        broken: list[Broken] = []
-        for together in _together(list(decoder.cuts(indices, epoch, broken))):
+        images = torch.empty(shape, dtype=torch.uint8, device=self._device)
+        for together in _together(list(decoder.cuts(indices, epoch))):
             if self._on_card:
                 # torchvision decodes on a stream of its own, into memory that this one may still read.
                 self._on_card.synchronize()
-            shown, photographs = [], []
-            for cut, photograph in zip(together, self._photographs(together), strict=True):
-                if isinstance(photograph, BrokenImageError):
-                    broken.append(broken_image(cut.position, decoder.shards.key(cut.sample), photograph))
-                else:
-                    shown.append(cut)
-                    photographs.append(photograph)
-            if shown:
-                images[[cut.position for cut in shown]] = resized(photographs, shown, shape[1])
-        return LoadedPiece(indices=indices, images=images, broken=broken)
+            photographs = self._photographs(decoder, together)
+            images[[cut.position for cut in together]] = resized(photographs, together, shape[1])
+        return LoadedPiece(indices=indices, images=images)
 
-    def _photographs(self, cuts: Sequence[Cut]) -> list[torch.Tensor | BrokenImageError]:
-        """Each photograph as uint8 of shape (3, height, width), or why it cannot be decoded."""
+    def _photographs(self, decoder: Decoder, cuts: Sequence[Cut]) -> list[torch.Tensor]:
+        """Each photograph as uint8 of shape (3, height, width)."""
         # nvJPEG may fill up what is cut short.
         decoded = self._decoded([cut for cut in cuts if cut.header.pixels is None and cut.content.endswith(END)])
         return [
             decoded[cut.position]
             if cut.position in decoded and decoded[cut.position].shape[1:] == (cut.header.height, cut.header.width)
-            else self._by_processor(cut)
+            else self._by_processor(decoder, cut)
             for cut in cuts
         ]
 
@@ -162,12 +152,12 @@ class CardPool(Pool):
             return {position: photograph for one in alone for position, photograph in one.items()}
         return {cut.position: photograph for cut, photograph in zip(cuts, found, strict=True)}
 
-    def _by_processor(self, cut: Cut) -> torch.Tensor | BrokenImageError:
+    def _by_processor(self, decoder: Decoder, cut: Cut) -> torch.Tensor:
         header = cut.header
         try:
             pixels = decode(cut.content, header.width, header.height) if header.pixels is None else header.pixels
         except BrokenImageError as error:
-            return error
+            raise decoder.broken(cut.sample, error) from error
         return torch.from_numpy(np.array(pixels)).to(self._device).permute(2, 0, 1)
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.shards.image_shards import open_shards
 from hpctrain.worker.data.decoder import Decoder, DecodingJob, LoadedPiece
-from hpctrain.worker.data.samples import BROKEN, Samples
+from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.data.sampling import Indices, sample_of
 from hpctrain.worker.data.workers import Workers
 
@@ -56,8 +55,8 @@ class WorkerPool(Pool):
     def _here(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Generator[LoadedPiece]:
         for indices in pieces:
             images = np.empty((len(indices), *self.job.shape(split, epoch)), np.uint8)
-            broken = decoder.write(indices.tolist(), epoch, images)
-            yield LoadedPiece(indices=indices, images=images, broken=broken)
+            decoder.write(indices.tolist(), epoch, images)
+            yield LoadedPiece(indices=indices, images=images)
 
     def _ahead(self, split: str, pieces: Sequence[Indices], epoch: int) -> Generator[LoadedPiece]:
         if not pieces:
@@ -77,10 +76,12 @@ class WorkerPool(Pool):
 class ImageNet:
     """A split of a folder of shards, as :class:`~hpctrain.worker.data.samples.SampleSource` says. One stream at a time.
 
+    Without the images that could not be decoded when the shards were made.
+
     Args:
         folder: what ``hpctrain data shard`` wrote.
         split: ``train``, whose images are cut and changed at random, or ``val``.
-        recipe: says how images are made, by how many processes, and what is done with broken ones.
+        recipe: says how images are made, and by how many processes.
         pool: makes the images, and may serve another split too; by default a new one.
 
     Raises:
@@ -88,16 +89,14 @@ class ImageNet:
     """
 
     def __init__(self, folder: Path, split: str, recipe: Recipe, pool: Pool | None = None) -> None:
-        self.broken: set[str] = set()
         self._shards = open_shards(folder, split)
         self._pool = pool or WorkerPool(folder, recipe)
         self._decoder = Decoder(self._pool.job, self._shards)
         self._split = split
-        self._stops = recipe.data.broken_images == "stop"
-        self._limit = recipe.data.limit
+        self._shown = self._shards.decodable[: recipe.data.limit]
 
     def __len__(self) -> int:
-        return min(self._limit or len(self._shards), len(self._shards))
+        return len(self._shown)
 
     @property
     def fingerprint(self) -> str:
@@ -113,32 +112,15 @@ class ImageNet:
         """The samples of each piece; see :class:`hpctrain.worker.data.samples.SampleSource`.
 
         Raises:
-            HpctrainError: an image is broken and the recipe stops at it, a shard cannot be read, or a worker died or
-                does not answer.
+            HpctrainError: an image cannot be decoded, a shard cannot be read, or a worker died or does not answer.
         """
-        with contextlib.closing(self._pool.stream(self._decoder, self._split, pieces, epoch)) as ready:
+        # Repetitions stay in the upper bits.
+        shown = (piece - sample_of(piece) + self._shown[sample_of(piece)] for piece in pieces)
+        with contextlib.closing(self._pool.stream(self._decoder, self._split, shown, epoch)) as ready:
             for piece in ready:
-                yield self._samples(piece)
+                yield Samples(images=piece.images, labels=self._shards.labels[sample_of(piece.indices)])
 
     def close(self) -> None:
         """End the workers and close the files. Idempotent; another stream starts the workers again."""
         self._pool.close()
         self._shards.close()
-
-    def _samples(self, piece: LoadedPiece) -> Samples:
-        indices = sample_of(piece.indices)
-        labels = self._shards.labels[indices]
-        for position, key, message in piece.broken:
-            if self._stops:
-                raise HpctrainError(
-                    "HT-data-broken-image",
-                    "{where}: {key} cannot be decoded: {reason}",
-                    "--set data.broken_images=skip leaves such images out, counts and names them",
-                    exit_code=1,
-                    where=self._shards.where(int(indices[position])),
-                    key=key,
-                    reason=message,
-                )
-            self.broken.add(key)
-            labels[position] = BROKEN
-        return Samples(images=piece.images, labels=labels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from hpctrain.worker.data.mixing import Mixture
 from hpctrain.worker.data.sampling import Indices, sample_of
 
 # The label of a sample that counts in neither loss nor accuracy.
-BROKEN = -1
+NO_LABEL = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +25,8 @@ class Samples:
     Attributes:
         images: shape (N, height, width, channels); float32 as the network takes them, or uint8, to be normalised by
             the recipe's mean and deviation. For text the tokens, int64, shape (N, T).
-        labels: int64, shape (N,), for text (N, T); :data:`BROKEN` where there is none. A sample's loss is the mean over
-            its labels.
+        labels: int64, shape (N,), for text (N, T); a sample's loss is the mean over its labels. A sample that a rank
+            computes without having one of its own has the label :data:`NO_LABEL`.
         mixture: how the normalised images are mixed, if they are. That gives fewer samples if some images are only
             partners of others.
         depths: for stochastic depth, a random number in 0 to 1 for each sample and block.
@@ -48,10 +48,6 @@ class SampleSource(Protocol):
     """A set of samples, identified by indices from 0."""
 
     @property
-    def broken(self) -> set[str]:
-        """The names of samples that this rank could not decode so far."""
-
-    @property
     def fingerprint(self) -> str:
         """A text that differs for other samples, and for the same samples in another order."""
 
@@ -62,7 +58,7 @@ class SampleSource(Protocol):
 
         A sample's random numbers depend only on the recipe's seed, the epoch, the sample's index and its repetition
         (:func:`hpctrain.worker.data.sampling.repetition_of`). A stream that is closed early drops the pieces that it
-        has prepared. A sample that cannot be decoded has the label :data:`BROKEN`.
+        has prepared.
 
         Args:
             pieces: the indices of the samples to compute at once, never empty; they may carry repetitions.
@@ -81,7 +77,6 @@ class InMemory:
     """A :class:`SampleSource` of samples in memory."""
 
     samples: Samples
-    broken: set[str] = field(default_factory=set)
 
     @cached_property
     def fingerprint(self) -> str:

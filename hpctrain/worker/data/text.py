@@ -57,7 +57,6 @@ class Windows:
         self._tokens = tokens
         self._context = context
         self._seed = seed
-        self.broken: set[str] = set()
 
     @property
     def fingerprint(self) -> str:

@@ -29,11 +29,11 @@ from hpctrain.common.run.stopping import STOP_SIGNALS
 from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
 from hpctrain.common.shards.decoding import Pixels
 from hpctrain.common.shards.image_shards import Shards
-from hpctrain.worker.data.decoder import Broken, Decoder, DecodingJob, LoadedPiece
+from hpctrain.worker.data.decoder import Decoder, DecodingJob, LoadedPiece
 from hpctrain.worker.data.sampling import Indices
 
-# Images that a process makes, one after the other; its result are those of them that could not be decoded.
-Task = Future[list[Broken]]
+# Images that a process makes, one after the other.
+Task = Future[None]
 
 # Signals that stop the run. Workers block them, since the rank ends its workers itself after its step.
 _RUN_SIGNALS = [signal.SIGINT, signal.SIGTERM, *(signal.Signals[f"SIG{name}"] for name in STOP_SIGNALS)]
@@ -98,11 +98,10 @@ class Workers:
                     self._begin(split, epoch, indices[start : start + in_task].tolist(), offset + start * image_bytes)
                     for start in range(0, len(indices), in_task)
                 ]
-                ahead.append((LoadedPiece(indices=indices, images=images, broken=[]), tasks))
+                ahead.append((LoadedPiece(indices=indices, images=images), tasks))
             piece, tasks = ahead.popleft()
-            for index, task in enumerate(tasks):
-                start = index * in_task
-                piece.broken += [(start + position, key, words) for position, key, words in self._finish(task)]
+            for task in tasks:
+                self._finish(task)
             yield piece
 
     def _reserve(self, size: int) -> mmap.mmap:
@@ -145,14 +144,14 @@ class Workers:
         self._tasks.add(task)
         return task
 
-    def _finish(self, task: Task) -> list[Broken]:
+    def _finish(self, task: Task) -> None:
         """Wait for a task.
 
         Raises:
-            HpctrainError: a process died, hangs, or could not read a shard.
+            HpctrainError: a process died, hangs, or could not read a shard or decode an image.
         """
         try:
-            broken = task.result(self._timeout)
+            task.result(self._timeout)
         except BrokenProcessPool as error:
             raise _died() from error
         except TimeoutError as error:
@@ -166,7 +165,6 @@ class Workers:
                 processes=", ".join(map(str, self.pids)),
             ) from error
         self._tasks.discard(task)
-        return broken
 
     def drop(self) -> bool:
         """Discard all tasks, in about the time of one; returns whether no worker writes to the memory any more."""
@@ -217,10 +215,10 @@ class _Worker:
         cls.this = cls(job, os.open(f"/proc/{rank}/fd/{memory}", os.O_RDWR))
 
     @classmethod
-    def make(cls, split: str, epoch: int, indices: Sequence[int], offset: int) -> list[Broken]:
-        """Make the images of a task; returns those that could not be decoded."""
+    def make(cls, split: str, epoch: int, indices: Sequence[int], offset: int) -> None:
+        """Make the images of a task."""
         try:
-            return cls.this.write(split, epoch, indices, offset)
+            cls.this.write(split, epoch, indices, offset)
         except HpctrainError as error:
             raise error.but(exit_code=1) from error
         except Exception as error:
@@ -228,13 +226,13 @@ class _Worker:
             words = ": ".join([*getattr(error, "__notes__", []), type(error).__name__, str(error)])
             raise _failed(f"failed at {words}", "its traceback is in the log of this rank") from None
 
-    def write(self, split: str, epoch: int, indices: Sequence[int], offset: int) -> list[Broken]:
+    def write(self, split: str, epoch: int, indices: Sequence[int], offset: int) -> None:
         """Make images in the memory."""
         shape = (len(indices), *self._job.shape(split, epoch))
         images: Pixels = np.ndarray(shape, np.uint8, self._mapped(), offset)
         if split not in self._decoders:
             self._decoders[split] = Decoder(self._job, Shards(self._job.folder, split))
-        return self._decoders[split].write(indices, epoch, images)
+        self._decoders[split].write(indices, epoch, images)
 
     def _mapped(self) -> mmap.mmap:
         size = os.fstat(self._file).st_size

@@ -33,16 +33,12 @@ class Downpour:
 
     Args:
         begun: the parameters that both the server and the rank have.
-
-    Attributes:
-        bytes: how many an exchange sends and receives.
     """
 
     def __init__(self, server: ParameterServer, begun: Vector, ranks: int) -> None:
         self._server = server
         self._got = begun
         self._share = np.float32(1 / ranks)
-        self.bytes = 2 * begun.nbytes
 
     def exchange(self, own: Vector) -> Vector:
         """Exchange a rank's parameters ``own`` with the server; returns those with which it continues."""
@@ -55,14 +51,12 @@ class Elastic:
     """Rank and server move towards each other (Zhang, Choromanska and LeCun 2015, arXiv 1412.6651, algorithm 1).
 
     Args:
-        begun: the parameters that both the server and the rank have.
         rate: alpha, the part of the distance that each moves: the paper's beta / ranks.
     """
 
-    def __init__(self, server: ParameterServer, begun: Vector, rate: float) -> None:
+    def __init__(self, server: ParameterServer, rate: float) -> None:
         self._server = server
         self._rate = np.float32(rate)
-        self.bytes = 2 * begun.nbytes
 
     def exchange(self, own: Vector) -> Vector:
         move = (own - self._server.read()) * self._rate
@@ -73,7 +67,7 @@ class Elastic:
 def rule_of(sync: Sync, server: ParameterServer, begun: Vector, ranks: int) -> Downpour | Elastic:
     """The recipe's rule."""
     if sync.rule == "easgd":
-        return Elastic(server, begun, sync.moving_rate / ranks)
+        return Elastic(server, sync.moving_rate / ranks)
     return Downpour(server, begun, ranks)
 
 
@@ -102,14 +96,13 @@ class _Recorded:
     Attributes:
         samples: all ranks' samples up to the last event.
         time: when that was emitted, by ``time.perf_counter``.
-        data_seconds, communication_seconds, bytes: what this rank has spent and moved since then.
+        data_seconds, communication_seconds: what this rank has spent since then.
     """
 
     samples: int
     time: float
     data_seconds: float = 0.0
     communication_seconds: float = 0.0
-    bytes: int = 0
 
 
 class AsynchronousLoop(Loop):
@@ -150,7 +143,7 @@ class AsynchronousLoop(Loop):
         """The parts of the epoch's remaining batches, without those that have no sample."""
         parts: list[_BatchPart] = []
         first = self._seen
-        for number, indices in enumerate(self._feed.batches(self._epoch, self._seen, self._batch_size)):
+        for number, indices in enumerate(self._feed.batches(self._epoch, self._seen, self._recipe.global_batch)):
             for place in range(min(self._comm.size, len(indices))):
                 parts.append(_BatchPart(number=len(parts), batch=number, place=place, indices=indices, first=first))
             first += len(indices)
@@ -200,9 +193,9 @@ class AsynchronousLoop(Loop):
         own = self._feed.share(part.indices, part.place)
         pieces = self._feed.parts(part.indices, part.place)
         scale = self._comm.size / len(part.indices)
-        rate = self._learning_rate
+        rate = self._rate(self._steps)
         samples = self._completed(stream, pieces, own.count)
-        loss = self._trainer.step(samples, self._feed.count(part.indices), scale, rate, self._sgd_share, None)
+        loss = self._trainer.step(samples, self._feed.count(part.indices), scale, rate, self._sgd_share)
         self._watch.check(self._iteration + 1, self._epoch + 1, loss)
         return loss
 
@@ -210,7 +203,6 @@ class AsynchronousLoop(Loop):
         begin = time.perf_counter()
         self._trainer.set_vector(rule.exchange(self._trainer.vector()))
         recorded.communication_seconds += time.perf_counter() - begin
-        recorded.bytes += rule.bytes
 
     def _record_progress(self, part: _BatchPart, loss: float, recorded: _Recorded) -> _Recorded:
         """Record how far the ranks are, with this rank's own loss; once for each batch of which it computes a part."""
@@ -222,13 +214,12 @@ class AsynchronousLoop(Loop):
                 iteration=self._iteration,
                 epoch=self._epoch + 1,
                 loss=loss,
-                learning_rate=self._learning_rate,
+                learning_rate=self._rate(self._steps),
                 samples=reached - recorded.samples,
                 first=recorded.samples,
                 seconds=now - recorded.time,
                 communication_seconds=recorded.communication_seconds,
                 data_seconds=recorded.data_seconds,
-                communication_bytes=recorded.bytes,
             )
         )
         return _Recorded(samples=reached, time=now)

@@ -22,11 +22,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from hpctrain.common.checkpoints.find import Newest, Policy, delete_leftovers, delete_unkept, newest_whole
-from hpctrain.common.checkpoints.layout import (
-    checkpoint_path,
-    hidden_path,
-    share_name,
-)
+from hpctrain.common.checkpoints.layout import checkpoint_path, hidden_path, share_name
 from hpctrain.common.checkpoints.manifest import CheckpointManifest, SavedProgress, read_manifest
 from hpctrain.common.checkpoints.publish import publish, write_share
 from hpctrain.common.checkpoints.read import read_state

@@ -17,7 +17,7 @@ from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.rank_run import run
 from hpctrain.worker.data.mixing import MixedSamples, Mixer, piece
-from hpctrain.worker.data.samples import BROKEN, Samples, SampleSource
+from hpctrain.worker.data.samples import NO_LABEL, Samples, SampleSource
 from hpctrain.worker.data.sampling import Indices, RankShare, endless_order, epoch_order, global_batches, parts, share
 
 if TYPE_CHECKING:
@@ -163,17 +163,13 @@ def evaluate(trainer: Trainer, comm: Communicator, test: SampleSource, size: int
     place = data_place(comm)
     own = share(np.arange(len(test)), place.rank, place.ranks)
     left, count = own.count, -(-len(test) // (place.ranks * size))
-    sums = np.zeros(3)
+    sums = np.zeros(2)
     with contextlib.closing(test.stream(parts(own, count), epoch)) as stream:
         for part in stream:
             # A rank that has run out of samples computes repeated ones, which do not count.
-            own_part = left > 0
-            samples = part if own_part else replace(part, labels=np.full_like(part.labels, BROKEN))
+            samples = part if left > 0 else replace(part, labels=np.full_like(part.labels, NO_LABEL))
             left -= len(part)
-            loss_sum, correct = trainer.evaluate(samples)
-            broken = np.count_nonzero(part.labels == BROKEN) / part.labels[0].size if own_part else 0.0
-            sums += np.array([loss_sum, correct, broken])
+            sums += np.array(trainer.evaluate(samples))
     # The ranks of a tp group count the same samples; in a pp group the last counts them, times the number of stages.
-    loss_sum, correct, broken = comm.allreduce(sums, "sum") / (comm.size // place.ranks)
-    seen = len(test) - broken
-    return float(loss_sum / seen), float(correct / seen)
+    loss, accuracy = comm.allreduce(sums, "sum") / (comm.size // place.ranks) / len(test)
+    return float(loss), float(accuracy)

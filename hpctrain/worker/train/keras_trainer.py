@@ -24,27 +24,22 @@ from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.engines import wire_of
 from hpctrain.worker.comm.graph_errors import original_errors_raised
 from hpctrain.worker.comm.tf_distribute import take_gpu
-from hpctrain.worker.data.samples import Samples
+from hpctrain.worker.data.samples import NO_LABEL, Samples
 from hpctrain.worker.models.convert import load_state, state_of
 from hpctrain.worker.models.keras_batch_norm import average_statistics, begin_part
 from hpctrain.worker.models.pretrained import begin_with
-from hpctrain.worker.train.keras_average import KerasAverage
-from hpctrain.worker.train.keras_losses import SIGNATURE, KerasLoss, Mixed, cross_entropies, mixed, tensors
 from hpctrain.worker.train.keras_rules import make_optimizer
 from hpctrain.worker.train.local_steps import OuterStep
 from hpctrain.worker.train.state import GUARD_STEPS, LazyState
-from hpctrain.worker.train.trainer import INITIAL_SCALE, NOTHING, Timeline, Trainer
+from hpctrain.worker.train.trainer import NOTHING, Trainer
 
-_POLICY = {"float32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
+_POLICY = {"float32": "float32", "bf16": "mixed_bfloat16"}
 
 
 class KerasTrainer(Trainer):
     """The Keras side of :class:`hpctrain.worker.train.trainer.Trainer`."""
 
     framework = "keras"
-    compiled = True
-    # Keras hands over all gradients at once: there is nothing to overlap.
-    timeline: Timeline = ()
 
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
         if comm.strategy is None:
@@ -53,23 +48,18 @@ class KerasTrainer(Trainer):
         self.gpu: str | None = next((each.get("device_name") for each in details), None)
         keras.utils.set_random_seed(recipe.seed)
         super().__init__(recipe, comm)
-        model = _build(recipe, comm)
-        self._rule = optimizer = make_optimizer(recipe.optimizer, model)
-        if recipe.precision == "fp16":
-            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=INITIAL_SCALE)
-        self.model, self._optimizer = model, optimizer
+        self.model = _build(recipe, comm)
+        self._optimizer = make_optimizer(recipe.optimizer, self.model)
         self._connect(recipe)
         self._guard = guard_of(comm, self.model, every=recipe.guard.every)
-        # Both describe the last step whose update was left out.
+        # Of the last step whose update was left out.
         self._own_finite = tf.Variable(True)
-        self._finite = tf.Variable(tf.ones(len(self.model.trainable_variables), tf.bool))
-        self._average: KerasAverage | None = KerasAverage(self.model) if recipe.averaging else None
         self.outer = OuterStep(self, recipe.sync.outer) if is_local(recipe.sync) else None
         self.parameters = sum(int(tf.size(weights.value)) for weights in self.model.trainable_variables)
         self._mean, self._deviation = (
             tf.constant(255 * np.array(each, np.float32)) for each in (recipe.images.mean, recipe.images.deviation)
         )
-        self._loss = KerasLoss.of(recipe)
+        self._smoothing = recipe.label_smoothing
         self._has_transition = recipe.optimizer.transition is not None
         self._clips = recipe.optimizer.clip_norm is not None
         # Sums of a step's micro-batch gradients, made at the first step with several micro-batches.
@@ -91,23 +81,15 @@ class KerasTrainer(Trainer):
     def communication_seconds(self) -> float:
         return self._averaging_seconds if self.alone else float(self._waited)
 
-    def step(
-        self,
-        parts: Iterable[Samples],
-        count: int,
-        scale: float,
-        learning_rate: float,
-        sgd_share: float,
-        average: float | None = None,
-    ) -> float:
+    def step(self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float, sgd_share: float) -> float:
         self._averaging_seconds = 0.0
         if self._remembers:
             self._before = (self.updates, self._forward_state())
         # Called before the graph, which contains the update.
         self.before_update()
-        self._rule.learning_rate.assign(learning_rate)
+        self._optimizer.learning_rate.assign(learning_rate)
         if self._has_transition:
-            self._rule.sgd_share.assign(sgd_share)
+            self._optimizer.sgd_share.assign(sgd_share)
         with original_errors_raised():
             if count == 1:
                 (part,) = parts
@@ -116,10 +98,8 @@ class KerasTrainer(Trainer):
                 self.loss = float(loss)
             else:
                 self.loss, finite = self._accumulated(parts, count, scale)
-        self.faulty = not finite and not self._scale_overflowed()
+        self.faulty = not finite
         self.own_finite = math.isfinite(self.loss) and (bool(finite) or bool(self._own_finite))
-        if self._average and average is not None and finite:
-            self._average.update(average)
         self.updates += 1
         self.guard.step_done()
         return self.loss
@@ -143,21 +123,15 @@ class KerasTrainer(Trainer):
         for variable, value in self._before[1]:
             variable.assign(value)
 
-    def not_finite_gradients(self) -> list[str]:
-        pairs = zip(self.model.trainable_variables, self._finite.numpy(), strict=True)
-        return [variable.path for variable, finite in pairs if not finite]
-
     def average_statistics(self) -> None:
         average_statistics(self.model, self._comm)
-        if self._average:
-            self._average.average_statistics(self._comm)
 
     def evaluate(self, samples: Samples) -> tuple[float, int]:
         loss_sum, correct = self._run(self._traced_evaluation, samples)
         return float(loss_sum), int(correct)
 
     def state(self) -> LazyState:
-        variables = (self._shared() | self._own() | self._averages()).items()
+        variables = (self._shared() | self._own()).items()
         return LazyState(
             {GUARD_STEPS: np.array(self.guard.steps)} | (self.outer.state if self.outer else {}),
             {name: (_nbytes(variable), partial(_array, variable)) for name, variable in variables},
@@ -166,9 +140,7 @@ class KerasTrainer(Trainer):
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         self.before_update()
         self._before = NOTHING
-        averages = self._averages()
-        own = self._own() | {name: each for name, each in averages.items() if name.startswith(STATISTICS)}
-        shared = self._shared() | {name: each for name, each in averages.items() if name not in own}
+        own, shared = self._own(), self._shared()
         outer = self.outer.state if self.outer else {}
         known = shared.keys() | own.keys() | outer.keys() | {GUARD_STEPS}
         odd = sorted(shared.keys() - state.keys() | state.keys() - known)
@@ -207,39 +179,21 @@ class KerasTrainer(Trainer):
     def _optimizer_variables(self) -> dict[str, keras.Variable]:
         return {f"{self._moments}{i}.{each.path}": each for i, each in enumerate(self._optimizer.variables)}
 
-    def _averages(self) -> dict[str, keras.Variable]:
-        """The averages by their names in a state."""
-        if self._average is None:
-            return {}
-        parameters = {f"average.{i}": each for i, each in enumerate(self._average.trainable)}
-        return parameters | {f"{STATISTICS}average.{i}": each for i, each in enumerate(self._average.others)}
-
     def _run(self, traced: Callable[..., Any], samples: Samples, *further: tf.Tensor) -> Any:
         """Call a graph; all batches with images of one size and type share it."""
-        images, labels, mixture = samples.images, samples.labels, samples.mixture
-        key = (traced, images.shape[1:], images.dtype, mixture is None, self.alone)
+        images, labels = samples.images, samples.labels
+        key = (traced, images.shape[1:], images.dtype, self.alone)
         if key not in self._graphs:
             own = (tf.TensorSpec((None, *images.shape[1:]), images.dtype), tf.TensorSpec((None,), labels.dtype))
-            signature = (
-                *own,
-                *(tf.TensorSpec.from_tensor(each) for each in further),
-                *([SIGNATURE] if mixture else []),
-            )
+            signature = (*own, *(tf.TensorSpec.from_tensor(each) for each in further))
             # Without autograph, which would take up to half a second: all branches are tf.cond already.
             self._graphs[key] = tf.function(traced, input_signature=signature, autograph=False)
-        last = [tensors(mixture)] if mixture else []
-        arguments = (tf.constant(images), tf.constant(labels), *further, *last)
+        arguments = (tf.constant(images), tf.constant(labels), *further)
         return self._call(self._graphs[key], arguments, updates=traced == self._traced_step)
 
     def _call(self, graph: Callable[..., Any], arguments: tuple[Any, ...], *, updates: bool) -> Any:
         """Call a graph; ``updates`` says that it is a complete step with its update."""
         return graph(*arguments)
-
-    def _scale_overflowed(self) -> bool:
-        """Whether gradients overflowed because of the loss scale, which has been halved since."""
-        scaled = isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer)
-        # A scale of 1 or less makes no gradient overflow.
-        return scaled and 2 * float(self._optimizer.dynamic_scale.value) > 1
 
     def _accumulated(self, parts: Iterable[Samples], count: int, scale: float) -> tuple[float, tf.Tensor]:
         """A step whose gradients are added up part by part, in one graph for all of them."""
@@ -256,16 +210,12 @@ class KerasTrainer(Trainer):
             self._graphs[apply] = tf.function(self._traced_application, autograph=False)
         return loss, self._graphs[apply]()
 
-    def _traced_step(
-        self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor, mixture: Mixed | None = None
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        loss, gradients = self._gradients(images, labels, scale, mixture)
+    def _traced_step(self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        loss, gradients = self._gradients(images, labels, scale)
         return loss, self._traced_update(gradients)
 
-    def _traced_part(
-        self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor, mixture: Mixed | None = None
-    ) -> tf.Tensor:
-        loss, gradients = self._gradients(images, labels, scale, mixture)
+    def _traced_part(self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+        loss, gradients = self._gradients(images, labels, scale)
         for total, gradient in zip(self._sums, gradients, strict=True):
             total.assign_add(gradient)
         return loss
@@ -283,16 +233,10 @@ class KerasTrainer(Trainer):
             self._optimizer.apply(means, self.model.trainable_variables)
 
         def leave_out() -> None:
-            self._finite.assign(tf.stack([all_finite([mean]) for mean in means]))
             # The loss does not show it, because TensorFlow's layers can lose NaNs on the way there.
             self._own_finite.assign(all_finite(gradients))
 
-        if isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer):
-            tf.cond(finite, lambda: None, leave_out)
-            # Called either way: it finds the same, leaves the update out too, and lowers the scale.
-            update()
-        else:
-            tf.cond(finite, update, leave_out)
+        tf.cond(finite, update, leave_out)
         return finite
 
     def _reduced(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -303,25 +247,20 @@ class KerasTrainer(Trainer):
         with tf.control_dependencies(means):
             self._waited.assign(tf.timestamp() - begin)
             # TensorFlow orders a write after earlier reads: read now, the counter stays unchanged if a reduction fails.
-            tf.convert_to_tensor(self._rule._iterations.value)
+            tf.convert_to_tensor(self._optimizer._iterations.value)
         return means
 
-    def _gradients(
-        self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor, mixture: Mixed | None
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """The loss, and the gradients of the loss as the optimizer scales it."""
+    def _gradients(self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """The loss and its gradients."""
         with tf.GradientTape() as tape:
-            images = self._normalised(images)
-            logits = self.model(mixed(images, mixture) if mixture else images, training=True)
-            loss = scale * self._loss.sum(logits, labels, mixture)
-            scaled = self._optimizer.scale_loss(loss)
+            logits = self.model(self._normalised(images), training=True)
+            loss = scale * tf.reduce_sum(cross_entropies(logits, labels, self._smoothing))
         # A loss that is not finite has no gradient that may be used, although it can have a finite one.
-        seed = tf.where(tf.math.is_finite(loss), tf.ones_like(scaled), math.nan)
-        return loss, tape.gradient(scaled, self.model.trainable_variables, output_gradients=seed)
+        seed = tf.where(tf.math.is_finite(loss), tf.ones_like(loss), math.nan)
+        return loss, tape.gradient(loss, self.model.trainable_variables, output_gradients=seed)
 
     def _traced_evaluation(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        images = self._normalised(images)
-        logits = self._average.logits(images) if self._average else self.model(images, training=False)
+        logits = self.model(self._normalised(images), training=False)
         correct = tf.math.count_nonzero(tf.argmax(logits, axis=1) == labels)
         return tf.reduce_sum(cross_entropies(logits, labels)), correct
 
@@ -329,6 +268,19 @@ class KerasTrainer(Trainer):
         if images.dtype != tf.uint8:
             return images
         return (tf.cast(images, tf.float32) - self._mean) / self._deviation
+
+
+def cross_entropies(logits: tf.Tensor, labels: tf.Tensor, smoothing: float = 0.0) -> tf.Tensor:
+    """The cross entropy of each sample, 0 for one without a label: float32, whatever the logits are computed in.
+
+    Labels are smoothed as PyTorch does it: ``smoothing`` of a label is spread over all classes, its own included.
+    """
+    known = labels != NO_LABEL
+    logits = tf.cast(logits, tf.float32)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.where(known, labels, 0), logits)
+    if smoothing:
+        losses = (1 - smoothing) * losses - smoothing * tf.reduce_mean(tf.nn.log_softmax(logits), axis=1)
+    return tf.where(known, losses, 0.0)
 
 
 def _nbytes(variable: keras.Variable) -> int:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from hpctrain.worker.train.trainer import Trainer
 
 _VELOCITY = "outer.velocity"
-# Parameters and their gradients are float32.
-_ITEM_BYTES = 4
 
 
 class LocalSteps:
@@ -25,10 +23,6 @@ class LocalSteps:
 
     Args:
         recipe: without ``sync`` the ranks meet after each step.
-
-    Attributes:
-        bytes: how many bytes this rank gave to reductions in the last step, before compression; None where it does not
-            reduce complete gradients or parameters.
     """
 
     def __init__(self, recipe: Recipe, comm: Communicator, trainer: Trainer) -> None:
@@ -36,9 +30,6 @@ class LocalSteps:
         self._comm = comm
         self._trainer = trainer
         self._losses: list[float] = []
-        # On a mesh that divides the parameters, and under TensorFlow's strategies, the framework communicates.
-        self._reduces_all = recipe.mesh.replicates_only and comm.strategy is None
-        self.bytes: int | None = 0 if self._reduces_all else None
 
     @property
     def synchronised(self) -> bool:
@@ -60,8 +51,6 @@ class LocalSteps:
         if self._trainer.alone and together and self._trainer.outer:
             self._trainer.outer.step()
             self._trainer.guard.averaged()
-        if self._reduces_all:
-            self.bytes = _ITEM_BYTES * self._trainer.parameters if together and self._comm.size > 1 else 0
         return together
 
     def average(self, values: Sequence[float]) -> tuple[list[float], list[float]]:

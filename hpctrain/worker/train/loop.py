@@ -16,18 +16,11 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.optim.learning_rate import learning_rate, sgd_share
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.events import EventWriter
-from hpctrain.common.run.events.kinds import (
-    BrokenImagesEvent,
-    EndEvent,
-    EpochEvent,
-    OverlapEvent,
-    StepEvent,
-    StoppedEvent,
-)
+from hpctrain.common.run.events.kinds import EndEvent, EpochEvent, StepEvent, StoppedEvent
 from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.mixing import MixedSamples
-from hpctrain.worker.data.samples import BROKEN, Samples, SampleSource
+from hpctrain.worker.data.samples import NO_LABEL, Samples, SampleSource
 from hpctrain.worker.data.sampling import Indices, batch_count
 from hpctrain.worker.energy_meter import RunEnergy
 from hpctrain.worker.train.checkpoint_saving import Checkpoints
@@ -36,11 +29,6 @@ from hpctrain.worker.train.local_steps import LocalSteps
 from hpctrain.worker.train.non_finite import NonFiniteWatch, mean_of_finite
 from hpctrain.worker.train.recovery import Recovery
 from hpctrain.worker.train.trainer import Trainer, TrainingStep, run_event
-
-# The first step also allocates and compiles.
-_TRACED_STEP = 2
-# How many broken images an event names.
-_MOST_NAMES = 20
 
 
 class Loop:
@@ -53,7 +41,6 @@ class Loop:
         checkpoints: where the state is saved: after the last step of each epoch, at a stop, and as the recipe says.
         asked: gives the reason why this rank was asked to stop, or None.
         recovery: continues without ranks that died; None ends the run when one dies.
-        begun_ranks: the number of ranks that the recipe's batch is for, if some were lost; by default all ranks.
         energy: the meters of the hosts; by default new ones.
 
     Raises:
@@ -72,7 +59,6 @@ class Loop:
         checkpoints: Checkpoints,
         asked: Callable[[], str | None] = lambda: None,
         recovery: Recovery | None = None,
-        begun_ranks: int | None = None,
         energy: RunEnergy | None = None,
     ) -> None:
         self._recipe = recipe
@@ -85,7 +71,6 @@ class Loop:
         self._watch = NonFiniteWatch(recipe.numbers, comm, trainer, checkpoints, events)
         self._asked = asked
         self._recovery = recovery
-        self._begun_ranks = begun_ranks or comm.size
         self._energy = energy or RunEnergy(comm, events)
         self._feed = Feed(recipe, comm, len(train))
         self._rate = learning_rate(recipe, len(train))
@@ -105,8 +90,6 @@ class Loop:
         self._run_begin = self._epoch_begin = time.perf_counter()
         self._begun: TrainingStep | None = None
         self._ahead = SamplesAhead(iter(()), trainer.place)
-        # Broken images of all ranks that an event has reported.
-        self._reported: set[str] = set()
 
     @property
     def iteration(self) -> int:
@@ -183,16 +166,14 @@ class Loop:
 
     def _train_epoch(self) -> str | None:
         """Train the remaining steps of the epoch; returns why the run was stopped."""
-        batches = self._feed.batches(self._epoch, self._seen, self._batch_size)
+        batches = self._feed.batches(self._epoch, self._seen, self._recipe.global_batch)
         with contextlib.closing(self._train.stream(self._feed.pieces(batches), self._epoch)) as stream:
             self._ahead = SamplesAhead(stream, self._trainer.place)
             self._trainer.meanwhile = self._ahead.fetch
             for batch in batches:
                 if self._comm.size < self._recipe.fault_tolerance.min_ranks and self._recovery:
-                    return (
-                        f"{self._comm.size} of {self._begun_ranks} ranks are left, fewer than "
-                        f"fault_tolerance.min_ranks={self._recipe.fault_tolerance.min_ranks}"
-                    )
+                    least = self._recipe.fault_tolerance.min_ranks
+                    return f"ranks died, and {self._comm.size} are fewer than fault_tolerance.min_ranks={least}"
                 if self._step(batch, self._ahead):
                     return self._asked() or "asked on another rank"
                 self._checkpoints.record_written()
@@ -205,7 +186,6 @@ class Loop:
     def _end_epoch(self) -> None:
         size = self._recipe.batch.at_once(data_place(self._comm).ranks)
         test_loss, test_accuracy = evaluate(self._trainer, self._comm, self._test, size, self._epoch)
-        broken = set().union(*self._comm.allgather_object(self._train.broken | self._test.broken)) - self._reported
         # Agreed, so that the epoch is done for all ranks or for none.
         self._comm.agree()
         self._epoch += 1
@@ -221,10 +201,6 @@ class Loop:
             test_accuracy=test_accuracy,
         )
         self._events.emit(event.model_copy(update=self._run_event.speeds(speed)))
-        if broken:
-            names = tuple(sorted(broken)[:_MOST_NAMES])
-            self._events.emit(BrokenImagesEvent(epoch=self._epoch, count=len(broken), names=names))
-            self._reported |= broken
         self._losses, self._sizes, self._seen = [], [], 0
         self._epoch_begin = time.perf_counter()
 
@@ -275,7 +251,7 @@ class Loop:
             samples=len(batch),
             own=own.count,
             ranks=self._comm.size,
-            learning_rate=self._learning_rate,
+            learning_rate=self._rate(self._steps),
             begin=time.perf_counter(),
             order=zlib.crc32(batch.astype("<i8").tobytes()),
         )
@@ -283,7 +259,8 @@ class Loop:
         self._ahead.seconds = 0.0
         parts, rate = self._completed(stream, self._feed.parts(batch), own.count), self._begun.learning_rate
         self._local.begin(self._steps / self._rate.iterations_per_epoch)
-        own_loss = self._trainer.step(parts, count, scale, rate, self._sgd_share, self._average)
+        self._trainer.average_weight = self._average
+        own_loss = self._trainer.step(parts, count, scale, rate, self._sgd_share)
         if not self._local.end(own_loss, last=self._steps_left == 1):
             self._record_step(own_loss)
             return False
@@ -305,7 +282,7 @@ class Loop:
         """
         for part in parts:
             samples = self._feed.completed(next(stream), part, self._epoch, self._seen)
-            yield samples if own > 0 else replace(samples, labels=np.full_like(samples.labels, BROKEN))
+            yield samples if own > 0 else replace(samples, labels=np.full_like(samples.labels, NO_LABEL))
             own -= len(samples)
 
     def _record_step(self, loss: float) -> None:
@@ -330,25 +307,9 @@ class Loop:
                 seconds=now - step.begin,
                 communication_seconds=self._trainer.communication_seconds,
                 data_seconds=self._ahead.seconds,
-                communication_bytes=self._local.bytes,
             )
         )
-        if self._iteration == _TRACED_STEP and self._trainer.timeline:
-            self._events.emit(OverlapEvent(iteration=self._iteration, timeline=tuple(self._trainer.timeline)))
         self._watch.check(self._iteration, self._epoch + 1, loss)
-
-    @property
-    def _batch_size(self) -> int:
-        """The size of the next global batch: the recipe's, or with ``batch: shrink`` the remaining ranks' part."""
-        size, tolerance = self._recipe.global_batch, self._recipe.fault_tolerance
-        if tolerance.fault_tolerant and tolerance.batch == "shrink":
-            return max(1, round(size * self._comm.size / self._begun_ranks))
-        return size
-
-    @property
-    def _learning_rate(self) -> float:
-        """The schedule's learning rate at this step, scaled linearly with a batch that was shrunk."""
-        return self._rate(self._steps) * (self._batch_size / self._recipe.global_batch)
 
     @property
     def _sgd_share(self) -> float:
@@ -367,11 +328,11 @@ class Loop:
 
     @property
     def _steps(self) -> float:
-        """How far the run is, counted in steps of the recipe's batch."""
+        """How far the run is, counted in steps."""
         return self._epoch * self._rate.iterations_per_epoch + self._seen / self._recipe.global_batch
 
     @property
     def _steps_left(self) -> int:
         """How many steps of the current epoch remain."""
         rest = self._feed.per_epoch - self._seen
-        return batch_count(rest, self._batch_size, drop_last=self._recipe.batch.drop_last)
+        return batch_count(rest, self._recipe.global_batch, drop_last=self._recipe.batch.drop_last)

@@ -22,7 +22,6 @@ from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.models.torch_gpt import GPT, tensor_plan
 from hpctrain.worker.train.torch_chunked_loss import chunked_score
 from hpctrain.worker.train.torch_trainer import MODEL, TorchTrainer
-from hpctrain.worker.train.trainer import Timeline
 
 # The encoder of benchmarks, which no recipe has.
 _BENCHED = {"transformer": "TransformerEncoderLayer"}
@@ -52,10 +51,6 @@ class MeshTrainer(TorchTrainer):
     @property
     def communication_seconds(self) -> None:
         return None
-
-    @property
-    def timeline(self) -> Timeline:
-        return ()
 
     def _gradients(self) -> list[torch.Tensor]:
         """This rank's parts of the gradients."""

@@ -29,14 +29,12 @@ class _Fault:
     Attributes:
         loss: the mean over all ranks.
         own_finite: whether this rank's own loss and gradients were finite.
-        parameters: those whose reduced gradients are not finite.
     """
 
     iteration: int
     epoch: int
     loss: float
     own_finite: bool
-    parameters: Sequence[str]
 
 
 class NonFiniteWatch:
@@ -72,7 +70,6 @@ class NonFiniteWatch:
                 epoch=epoch,
                 loss=loss,
                 own_finite=self._trainer.own_finite,
-                parameters=self._trainer.not_finite_gradients(),
             )
 
     def apply_rule(self, *, elsewhere: bool = False) -> None:
@@ -114,8 +111,6 @@ class NonFiniteWatch:
                 epoch=fault.epoch,
                 rule="skip" if skips else "stop",
                 ranks=tuple(sorted(blamed)),
-                parameters=len(fault.parameters),
-                parameter=next(iter(fault.parameters), None),
             )
         )
         if not skips:
@@ -123,12 +118,11 @@ class NonFiniteWatch:
 
     def _error(self, fault: _Fault, blamed: dict[int, str]) -> HpctrainError:
         ranks = ", ".join(f"{rank} ({host})" for rank, host in blamed.items())
-        names = fault.parameters
         limit = f"; so were the {self._rules.limit} steps before it (numbers.limit)"
         return HpctrainError(
             "HT-step-not-finite",
             "step {iteration} of epoch {epoch} has numbers that are not finite{where}: the mean loss is {loss:.4g}"
-            "{gradients}{end}",
+            "{end}",
             "a lower learning_rate, a longer schedule.warmup_epochs or an optimizer.clip_norm may keep them finite; "
             "--set numbers.non_finite=skip goes on without such steps",
             exit_code=1,
@@ -137,8 +131,6 @@ class NonFiniteWatch:
             where=f" on rank {ranks}" if blamed else "",
             ranks=sorted(blamed),
             loss=fault.loss,
-            gradients=f", and {len(names)} gradients are not finite, first {names[0]!r}" if names else "",
-            parameters=names,
             end=limit if self._rules.non_finite == "skip" else "",
         )
 

@@ -10,8 +10,6 @@ import atexit
 import contextlib
 import functools
 import math
-import os
-import re
 import resource
 import signal
 import sys
@@ -38,12 +36,6 @@ _SECONDS = 10.0
 
 # How many ranks look in a second for the file by which the launcher passes on Ctrl-C; each does once a second at most.
 _LOOKS = 100
-
-_UNPACKED = re.compile(r"(too many|not enough) values to unpack")
-_ELEMENTS = (
-    "the elements of ht.shard in Keras have a share beside them, by which a mean loss is multiplied: "
-    "for x, y, sample_weight, share in ht.shard(data); fit() and evaluate() take the dataset as it is"
-)
 
 
 class _Program:
@@ -74,18 +66,6 @@ def begin(script: Script, stop: Path, ranks: int) -> None:
     # It runs after what the script registers. Python itself would miss files that only frozen objects hold.
     atexit.register(forks.close_files)
     sys.excepthook = _print
-    if "PYTHONBREAKPOINT" not in os.environ:
-        sys.breakpointhook = _refuse_breakpoint
-
-
-def _refuse_breakpoint(*_: object, **__: object) -> None:
-    """Say how to debug; Python's own debugger would end at once, because nobody can answer it."""
-    raise HpctrainError(
-        "HT-pdb-no-terminal",
-        "breakpoint(): a rank of a run has no terminal",
-        "python SCRIPT.py debugs it in one process; the variable PYTHONBREAKPOINT names another debugger, such as "
-        "remote_pdb.set_trace, or 0 for none",
-    )
 
 
 def show(error: BaseException) -> None:
@@ -174,9 +154,7 @@ def _print(kind: type[BaseException], error: BaseException, trace: TracebackType
 
 
 def explanation(error: BaseException) -> str:
-    """A line on what one of PyTorch's or Python's own errors means to a script; empty if it needs no explanation."""
-    if "hpctrain.worker.adapters.keras.sharding" in sys.modules and _UNPACKED.match(str(error)):
-        return f"hpctrain: {_ELEMENTS}"
+    """A line on what one of PyTorch's own errors means to a script; empty if it needs no explanation."""
     if parallel := sys.modules.get("hpctrain.worker.adapters.torch.parallel.division"):
         explained: str = parallel.of_divided_tensors(error)
         return explained and f"hpctrain: {explained}"

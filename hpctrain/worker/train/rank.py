@@ -66,10 +66,6 @@ _ENDED_AFTER_STOP = (
     "hpctrain: ht.should_stop() returned True, and the script ended with status 0, so the run counts as done; "
     "end it with sys.exit(ht.RESUMABLE) so that it can be resumed"
 )
-_EXIT_OF_A_THREAD = (
-    "hpctrain: os._exit(0) was called outside of the main thread: this rank ends without its last checks, which counts "
-    "as a rank that died"
-)
 
 
 def run_rank(path: Path) -> int:
@@ -285,14 +281,12 @@ def _exit_in_good_order(conclude: Callable[[], int]) -> Iterator[None]:
     rank, leave = os.getpid(), os._exit
 
     def exiting(status: int) -> NoReturn:
+        on_main = threading.current_thread() is threading.main_thread()
         # A fork of this rank has no work of the rank's to conclude, and an exit handler comes after it.
-        if status == 0 and os.getpid() == rank and os._exit is exiting:
-            if threading.current_thread() is threading.main_thread():
-                os._exit = leave
-                status = conclude()
-                comm.leave_now()
-            else:
-                tell(_EXIT_OF_A_THREAD)
+        if status == 0 and on_main and os.getpid() == rank and os._exit is exiting:
+            os._exit = leave
+            status = conclude()
+            comm.leave_now()
         leave(status)
 
     os._exit = exiting

@@ -73,11 +73,11 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
             checkpoints=checkpoints,
             asked=lambda: stopping.this_process.asked(look=comm.rank == 0),
             recovery=Recovery(comm, trainer, events, directory) if plan.fault_tolerant else None,
-            begun_ranks=plan.begun_ranks,
             energy=energy,
         )
         reports.iteration = lambda: loop.iteration + 1
-        comm.say(_first_phase(trainer, begun))
+        # Not "taking the first step": the epoch of the checkpoint may still have to be evaluated.
+        comm.say(f"continuing from the checkpoint of step {begun}" if begun else "taking the first step")
         done = loop.run(begun)
     if not done:
         stopping.this_process.agree()
@@ -114,9 +114,9 @@ def _trainer(framework: Framework | None, recipe: Recipe, comm: Communicator) ->
 
         make: Callable[[Recipe, Communicator], Trainer] = KerasTrainer
         if comm.strategy is not None and comm.size == 1:
-            from hpctrain.worker.train.strategy_trainer import strategy_trainer
+            from hpctrain.worker.train.strategy_trainer import ParameterServerTrainer, StrategyTrainer
 
-            make = strategy_trainer
+            make = ParameterServerTrainer if comm.backend == "parameter_server" else StrategyTrainer
     else:
         comm.say("loading PyTorch")
         make = torch_trainer(recipe, comm)
@@ -138,11 +138,3 @@ def torch_trainer(recipe: Recipe, comm: Communicator) -> type[TorchTrainer]:
     from hpctrain.worker.train.torch_trainer import TorchTrainer
 
     return TorchTrainer
-
-
-def _first_phase(trainer: Trainer, begun: int) -> str:
-    """What happens until the first step is done, which takes much longer than later steps where it compiles."""
-    if begun:
-        # Not "taking the first step": the epoch of the checkpoint may still have to be evaluated.
-        return f"reading the checkpoint of step {begun} and continuing from it"
-    return "compiling and taking the first step" if trainer.compiled else "taking the first step"

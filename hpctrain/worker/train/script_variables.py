@@ -1,36 +1,39 @@
-"""Sets variables that other libraries read in a rank, where the user has not set them: they follow from its run.
+"""Tells other libraries of a script what follows from its run, in variables that the user has not set.
 
-Each rank does so itself: some differ by rank and host, and no launcher has to pass them on.
+Each rank sets them itself: some differ by rank and host, and no launcher has to pass them on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import os
-import socket
+import re
 import stat
 import tempfile
-import threading
-import zlib
 from pathlib import Path
+from types import ModuleType
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
-from hpctrain.common.files.regular import make_folder
+from hpctrain.common.files.regular import make_folder, read_regular
+from hpctrain.common.files.whole import write_whole
 from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import run_id
 from hpctrain.common.stderr import tell
 from hpctrain.worker.comm.after_import import change_after_import
-from hpctrain.worker.train.tracked_runs import keep_tracked_runs
+from hpctrain.worker.train.hub import ask_for_the_hub
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 # How PyTorch calls the beginning of a dump's path, the second until 2.8.
 _DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-_HUB_SECONDS = 4.0
-_PORTS = {"http": 80, "https": 443}
+_MLFLOW_RUN = "MLFLOW_RUN_ID"
+_IDENTITY = re.compile(rb"[\w-]{1,100}", re.ASCII)
+_MOST_BYTES = 200
+# With any of these a call says itself which run it begins.
+_CHOOSES = ("id", "fork_from", "resume_from")
 
 
 def keep_dumps(directory: RunDirectory) -> None:
@@ -44,97 +47,15 @@ def keep_dumps(directory: RunDirectory) -> None:
 
 def set_variables(directory: RunDirectory, rank: int) -> None:
     """Set the variables of a rank's process before its script begins."""
-    # The script may change its working directory.
-    directory = RunDirectory(directory.path.absolute())
-    variables = {}
+    folder = None
     try:
         folder = code_folder()
-        variables = {CACHE: str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
+        os.environ.setdefault(CACHE, str(folder))
+        os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
     except HpctrainError as error:
         tell(f"hpctrain: warning: {error}")
-    for name, value in variables.items():
-        os.environ.setdefault(name, value)
     keep_tracked_runs(directory, rank)
-    change_after_import({"huggingface_hub": lambda _: _stay_offline(directory)})
-
-
-def _stay_offline(directory: RunDirectory) -> None:
-    """Have the libraries of Hugging Face take what is in their caches where their Hub is not reached.
-
-    They ask it for each file, and wait for it and repeat that for minutes where packets are dropped. Called once the
-    package is imported, which reads the variable later.
-    """
-    if any(name in os.environ for name in _OFFLINE):
-        return
-    try:
-        host, port = _first_asked()
-    except ValueError:  # a wrong address, of which the library itself says more
-        return
-    if host and not _host_is_answered(directory, host, port):
-        os.environ[_OFFLINE[0]] = "1"
-        tell(
-            f"hpctrain: {host} is not reached from {socket.gethostname()} within {_HUB_SECONDS:g} s: "
-            f"{_OFFLINE[0]}=1 has Hugging Face's libraries take what is in their caches; export {_OFFLINE[0]}=0 has "
-            "them ask"
-        )
-
-
-def _first_asked() -> tuple[str | None, int]:
-    """The host and the port that are connected to for the Hub: those of a proxy, where there is one.
-
-    Raises:
-        ValueError: an address is wrong.
-    """
-    hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
-    proxies = getproxies()
-    proxy = proxies.get(hub.scheme) or proxies.get("all")
-    asked = urlsplit(proxy if "://" in proxy else f"http://{proxy}") if proxy and not proxy_bypass(hub.netloc) else hub
-    return asked.hostname, asked.port or _PORTS.get(asked.scheme, 443)
-
-
-def _host_is_answered(directory: RunDirectory, host: str, port: int) -> bool:
-    """Whether the Hub answers this host: as the first of its ranks to know has seen it in this attempt.
-
-    Ranks that saw different things would read different files, or wait for each other.
-    """
-    answers = _answers(host, port)
-    # A link is made whole or not at all, and only once. Each attempt replaces the plan.
-    with contextlib.suppress(OSError, HpctrainError):
-        folder, name = code_folder(), f"hub-{zlib.crc32(bytes(directory.path)):08x}-"
-        first = folder / f"{name}{directory.plan.stat().st_mtime_ns}"
-        try:
-            first.symlink_to("answers" if answers else "silent")
-        except FileExistsError:
-            return first.readlink().name == "answers"
-        for old in {*folder.glob(f"{name}*")} - {first}:
-            old.unlink(missing_ok=True)
-    return answers
-
-
-def _answers(host: str, port: int) -> bool:
-    """Whether any of a host's addresses can be connected to within the limit."""
-    reached, done = threading.Event(), threading.Event()
-
-    def connect(address: tuple[Any, ...]) -> None:
-        with contextlib.suppress(OSError), socket.create_connection(address[:2], _HUB_SECONDS):
-            reached.set()
-            done.set()
-
-    def ask() -> None:
-        with contextlib.suppress(OSError, UnicodeError):
-            addresses = {address for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
-            # At a time: where packets of one family are dropped, the others are not to wait for it.
-            asking = [threading.Thread(target=connect, args=(address,), daemon=True) for address in addresses]
-            for thread in asking:
-                thread.start()
-            for thread in asking:
-                thread.join()
-        done.set()
-
-    # In a thread, because looking up a name has no limit.
-    threading.Thread(target=ask, name="hpctrain-hub", daemon=True).start()
-    done.wait(_HUB_SECONDS)
-    return reached.is_set()
+    ask_for_the_hub(directory, folder)
 
 
 def code_folder() -> Path:
@@ -160,3 +81,96 @@ def code_folder() -> Path:
             folder=folder,
         )
     return folder.absolute()
+
+
+def keep_tracked_runs(directory: RunDirectory, rank: int) -> None:
+    """Have what a rank's script begins by ``wandb.init`` or ``mlflow.start_run`` go on in the next attempt.
+
+    That holds for a script that begins one run and leaves its choice to W&B or MLflow. Most scripts track on rank 0;
+    others have a run of W&B for each rank.
+    """
+    # The script may change its working directory.
+    folder = directory.path.absolute()
+    mine = f"-{rank}" if rank else ""
+    os.environ.setdefault("WANDB_DIR", str(folder))
+    if "WANDB_RUN_ID" not in os.environ:
+        # Ranks that are started by hand may come before the run's first event.
+        with contextlib.suppress(OSError):
+            # The other half of it is the identity of the run that hpctrain itself tracks.
+            first = run_id(directory.events)[16:] + mine
+            change_after_import({"wandb": functools.partial(_keep_wandb, _Kept(folder / f"wandb-run{mine}", first))})
+    if rank == 0 and _MLFLOW_RUN not in os.environ:
+        kept = _Kept(folder / directory.mlflow_run.name)
+        if kept.identity:
+            os.environ[_MLFLOW_RUN] = kept.identity
+        change_after_import({"mlflow.tracking.fluent": functools.partial(_keep_mlflow, kept)})
+
+
+class _Kept:
+    """The run that the first call of a script begins. A file has its identity, for the attempts that follow.
+
+    The file is empty where a script begins several runs: nobody can say which of them an attempt goes on with.
+
+    Attributes:
+        identity: of the run to go on with, or to begin; None for a new one of the tracker's choice.
+    """
+
+    def __init__(self, file: Path, first: str | None = None) -> None:
+        self.identity, self._file, self._begun = first, file, ""
+        if os.path.lexists(file):
+            content = b""
+            with contextlib.suppress(OSError):
+                content = read_regular(file, _MOST_BYTES, links=False)
+            self.identity = content.decode() if _IDENTITY.fullmatch(content) else None
+            self._several = self.identity is None
+        else:
+            self._several = False
+
+    def note(self, identity: str) -> None:
+        """Write down the run that a call has begun."""
+        if self._several or identity == self._begun:
+            return
+        self._several, self._begun = bool(self._begun), identity
+        with contextlib.suppress(HpctrainError, OSError):
+            write_whole(self._file, b"" if self._several else identity.encode(), private=True)
+
+
+def _keep_wandb(kept: _Kept, wandb: ModuleType) -> None:
+    init, begun = wandb.init, False
+
+    @functools.wraps(init)
+    def started(*arguments: Any, **settings: Any) -> Any:
+        nonlocal begun
+        given = inspect.signature(init).bind_partial(*arguments, **settings).arguments
+        if any(given.get(name) for name in _CHOOSES) or given.get("resume") in ("must", "never"):
+            return init(*arguments, **settings)
+        if kept.identity and not begun:
+            settings |= {"id": kept.identity, "resume": "allow"}
+        begun = True
+        run = init(*arguments, **settings)
+        kept.note(run.id)
+        return run
+
+    wandb.init = started  # type: ignore[attr-defined]
+
+
+def _keep_mlflow(kept: _Kept, fluent: ModuleType) -> None:
+    start_run = fluent.start_run
+
+    @functools.wraps(start_run)
+    def started(*arguments: Any, **settings: Any) -> Any:
+        goes_on = kept.identity is not None and os.environ.get(_MLFLOW_RUN) == kept.identity
+        try:
+            run = start_run(*arguments, **settings)
+        except fluent.MlflowException as error:
+            if not goes_on:
+                raise
+            # It is of another experiment or store, or was deleted.
+            os.environ.pop(_MLFLOW_RUN, None)
+            tell(f"hpctrain: MLflow does not go on with run {kept.identity}, so another one begins: {error}")
+            run = start_run(*arguments, **settings)
+        if not settings.get("nested"):
+            kept.note(run.info.run_id)
+        return run
+
+    fluent.start_run = started  # type: ignore[attr-defined]

@@ -14,7 +14,6 @@ from hpctrain.worker.adapters.keras.variables import all_finite
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.tf_distribute import ParameterServerCommunicator
 from hpctrain.worker.data.samples import Samples
-from hpctrain.worker.train.keras_losses import Mixed
 from hpctrain.worker.train.keras_trainer import KerasTrainer
 from hpctrain.worker.train.state import LazyState
 
@@ -41,16 +40,14 @@ class StrategyTrainer(KerasTrainer):
         # Variables must exist on every replica before the first step, which cannot make them.
         self._optimizer.build(self.model.trainable_variables)
         # Keras would clip each replica's part of the gradients before it adds them up.
-        self._rule.global_clipnorm = None
+        self._optimizer.global_clipnorm = None
 
-    def _traced_step(
-        self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor, mixture: Mixed | None = None
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def _traced_step(self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         def part() -> tuple[tf.Tensor, list[tf.Tensor]]:
             replica, replicas = _place()
             samples = tf.shape(images)[0]
             own = slice(samples * replica // replicas, samples * (replica + 1) // replicas)
-            return self._gradients(images[own], labels[own], scale, None)
+            return self._gradients(images[own], labels[own], scale)
 
         losses, gradients = self._strategy.run(part)
         finite, factor = self._checked(gradients)
@@ -63,7 +60,6 @@ class StrategyTrainer(KerasTrainer):
             self._strategy.run(apply, (gradients,))
 
         def leave_out() -> None:
-            self._finite.assign(tf.stack([all_finite([self._sum(each)]) for each in gradients]))
             self._own_finite.assign(False)
 
         tf.cond(finite, update, leave_out)
@@ -93,7 +89,8 @@ class ParameterServerTrainer(StrategyTrainer):
     while every worker has two steps scheduled.
     """
 
-    def __init__(self, recipe: Recipe, comm: ParameterServerCommunicator) -> None:
+    def __init__(self, recipe: Recipe, comm: Communicator) -> None:
+        assert isinstance(comm, ParameterServerCommunicator)
         super().__init__(recipe, comm)
         self._servers = comm
         self._under_way: deque[Any] = deque()
@@ -123,11 +120,3 @@ class ParameterServerTrainer(StrategyTrainer):
         """Wait for all scheduled steps."""
         while self._under_way:
             self._newest = self._servers.fetch(self._under_way.popleft())
-
-
-def strategy_trainer(recipe: Recipe, comm: Communicator) -> StrategyTrainer:
-    """The trainer for a communicator of a single rank with a strategy."""
-    if comm.backend == ParameterServerCommunicator.backend:
-        assert isinstance(comm, ParameterServerCommunicator)
-        return ParameterServerTrainer(recipe, comm)
-    return StrategyTrainer(recipe, comm)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hpctrain.worker.data.samples import BROKEN
+from hpctrain.worker.data.samples import NO_LABEL
 
 # Of logits, labels and smoothing.
 OfLogits = Callable[[torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
@@ -32,7 +32,7 @@ def chunked_loss(
     smoothing: float = 0.0,
     of_logits: OfLogits | None = None,
 ) -> torch.Tensor:
-    """The sum that :meth:`hpctrain.worker.train.torch_losses.TorchLoss.sum` gives, of an output layer without a bias.
+    """The sum that :meth:`hpctrain.worker.train.torch_forward.TorchLoss.sum` gives, of an output layer without a bias.
 
     Args:
         labels: int64, shape (N,), as many as there are rows of ``hidden``.
@@ -132,14 +132,14 @@ def _losses(wide: torch.Tensor, labels: torch.Tensor, smoothing: float) -> tuple
     total = wide.logsumexp(dim=1)
     own = wide.gather(1, labels.clamp(min=0)[:, None])[:, 0]
     spread = smoothing * wide.mean(dim=1) if smoothing else 0.0
-    return torch.where(labels == BROKEN, 0.0, total - (1 - smoothing) * own - spread), total
+    return torch.where(labels == NO_LABEL, 0.0, total - (1 - smoothing) * own - spread), total
 
 
 def chunk_gradient(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss of each row, and the gradient of their sum by the logits, in the logits' type and perhaps memory."""
     wide = _wide(logits)
     losses, total = _losses(wide, labels, smoothing)
-    known = (labels != BROKEN)[:, None].to(wide.dtype)
+    known = (labels != NO_LABEL)[:, None].to(wide.dtype)
     if torch.compiler.is_compiling():
         # One pass over the logits. For a scatter, the compiler would write them in float32 and read them again; and of
         # logits that change in place, PyTorch 2.11 computes the losses afterwards.

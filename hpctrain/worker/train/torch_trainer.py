@@ -32,13 +32,14 @@ from hpctrain.worker.train.local_steps import OuterStep
 from hpctrain.worker.train.state import GUARD_STEPS, LazyState
 from hpctrain.worker.train.torch_average import TorchAverage
 from hpctrain.worker.train.torch_chunked_loss import chunk_gradient
-from hpctrain.worker.train.torch_compile import compile_network, is_compiled, reporting
+from hpctrain.worker.train.torch_compile import compile_network, is_compiled
 from hpctrain.worker.train.torch_finetuning import freeze, load_weights
-from hpctrain.worker.train.torch_inputs import TorchInputs, rank_device
-from hpctrain.worker.train.torch_losses import TorchForward, mixed, on_device
+from hpctrain.worker.train.torch_forward import TorchForward, TorchInputs, mixed, on_device, rank_device
 from hpctrain.worker.train.torch_rules import make_optimizer, scale_gradients, total_norm
-from hpctrain.worker.train.trainer import INITIAL_SCALE, NOTHING, Timeline, Trainer
+from hpctrain.worker.train.trainer import NOTHING, Trainer
 
+# The first factor of losses in fp16; halved when a gradient overflows, doubled after 2000 steps in which none does.
+_INITIAL_SCALE = 2.0**16
 MODEL, _SCALER, _AVERAGE = "model.", "scaler.", "average."
 
 
@@ -63,7 +64,7 @@ class TorchTrainer(Trainer):
         self._inputs = TorchInputs(self._device, recipe.images)
         self._forward = TorchForward(recipe, self._device)
         self._scaler = torch.amp.GradScaler(
-            self._device.type, init_scale=INITIAL_SCALE, enabled=recipe.precision == "fp16"
+            self._device.type, init_scale=_INITIAL_SCALE, enabled=recipe.precision == "fp16"
         )
         self._clip_norm = recipe.optimizer.clip_norm
         optimizer = make_optimizer(recipe.optimizer, model, divided=not recipe.mesh.replicates_only)
@@ -76,11 +77,9 @@ class TorchTrainer(Trainer):
             compile_network(model, recipe, comm)
             compiled = torch.compile(chunk_gradient, dynamic=False)
             self._forward.loss = replace(self._forward.loss, of_logits=compiled)
-            self._backward = reporting(self._backward, recipe.model.name)  # type: ignore[method-assign]
         self._distribute(recipe)
         self._batch_norms = batch_norms(model)
-        self._average: TorchAverage | None = TorchAverage(self.model) if recipe.averaging else None
-        self._average_weight: float | None = None
+        self._average = TorchAverage(self.model) if recipe.averaging else None
         self._mean_of_ranks: torch.Tensor | None = None
         self.outer = OuterStep(self, recipe.sync.outer) if is_local(recipe.sync) else None
 
@@ -127,20 +126,7 @@ class TorchTrainer(Trainer):
     def communication_seconds(self) -> float | None:
         return self._averaging_seconds if self.alone else self._statistics.communication_seconds
 
-    @property
-    def timeline(self) -> Timeline:
-        return self._statistics.timeline
-
-    def step(
-        self,
-        parts: Iterable[Samples],
-        count: int,
-        scale: float,
-        learning_rate: float,
-        sgd_share: float,
-        average: float | None = None,
-    ) -> float:
-        self._average_weight = average
+    def step(self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float, sgd_share: float) -> float:
         self._averaging_seconds = 0.0
         if self._remembers:
             self._before = (self.updates, self._forward_state())
@@ -263,14 +249,14 @@ class TorchTrainer(Trainer):
             if name in values:
                 buffer.copy_(values[name])
 
-    def not_finite_gradients(self) -> list[str]:
-        gradients = ((name, parameter.grad) for name, parameter in self._parameters())
-        return [name for name, each in gradients if each is not None and int(each.isnan().sum() + each.isinf().sum())]
-
     def average_statistics(self) -> None:
         average_statistics(self.model, self._comm)
         if self._average:
             self._average.average_statistics(self._comm)
+
+    def take_average(self) -> None:
+        if self._average:
+            self._average.take()
 
     @torch.no_grad()
     def evaluate(self, samples: Samples) -> tuple[float, float]:
@@ -334,8 +320,8 @@ class TorchTrainer(Trainer):
 
     def _updated(self, *_: object) -> None:
         self.faulty = False
-        if self._average and self._average_weight is not None:
-            self._average.update(self._average_weight)
+        if self._average and self.average_weight is not None:
+            self._average.update(self.average_weight)
         self._count()
 
     def _count(self) -> None:

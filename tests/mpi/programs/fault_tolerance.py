@@ -26,7 +26,7 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.records import RankRecord, write_record
 from hpctrain.worker.comm.base import RanksLostError
-from hpctrain.worker.data.samples import BROKEN, InMemory, Samples
+from hpctrain.worker.data.samples import NO_LABEL, InMemory, Samples
 from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.loop import Loop
 from hpctrain.worker.train.recovery import Recovery, require_fault_tolerance
@@ -55,8 +55,7 @@ CASES = {
     "keep": Case(
         {"lost_rank": "shrink"}, ((4, "forward", 3), (0, "updated", 6), (2, "rebuild", 6), (5, "evaluate", 8)), (3, 6)
     ),
-    "shrink": Case({"lost_rank": "shrink", "batch": "shrink"}, ((6, "forward", 3),)),
-    "few": Case({"lost_rank": "shrink", "min_ranks": 2}, ((3, "updated", 6),)),
+    "few": Case({"lost_rank": "shrink", "min_ranks": 2}, ((6, "forward", 3), (3, "updated", 6))),
     "keras": Case({"lost_rank": "shrink"}, ((0, "forward", 3),)),
 }
 
@@ -101,7 +100,7 @@ class Mortal:
     def updates(self, updates):
         self._trainer.updates = updates
 
-    def step(self, parts, count, scale, rate, sgd_share, average=None):
+    def step(self, parts, count, scale, rate, sgd_share):
         parts = list(parts)
         step = self.iteration() + 1
         self._die("forward", step)
@@ -110,13 +109,13 @@ class Mortal:
             index
             for rows, part in zip(Watched.taken[-len(parts) :], parts, strict=True)
             for index, label in zip(rows, part.labels, strict=True)
-            if label != BROKEN
+            if label != NO_LABEL
         ]
         late = self._case.late == (self._first, step)
         if late:
             self._find_out_late()
         try:
-            loss = self._trainer.step(parts, count, scale, rate, sgd_share, average)
+            loss = self._trainer.step(parts, count, scale, rate, sgd_share)
         except RanksLostError:
             # Its samples are in the mean, by which the others have updated.
             if late:

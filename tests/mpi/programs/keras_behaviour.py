@@ -234,21 +234,9 @@ def a_failed_reduction_changes_nothing_and_raises_its_own_error() -> None:
     step(model, optimizer, x, y)
 
 
-def an_overflow_on_one_rank_leaves_the_update_out_on_all() -> None:
+def a_number_that_is_none_on_one_rank_leaves_the_update_out_on_all() -> None:
     values = {"optimizer": {"name": "sgd", "learning_rate": 0.02}, "batch": {"size": 8}}
-    trainer = KerasTrainer(recipe_runs.recipe(**values, precision="fp16").at(SIZE), COMM)
     images = np.random.default_rng(RANK).normal(size=(4, 8, 8, 1)).astype(np.float32)
-    weights, scales = [], []
-    for factor in (1.0, np.inf if RANK == SIZE - 1 else 1.0, 1.0):
-        trainer.step([Samples(images=images, labels=np.arange(4))], 1, factor / 400, 0.02, 1.0)
-        weights.append(np.concatenate([each.ravel() for each in trainer.model.get_weights()]))
-        scales += [float(value) for name, value in trainer.state().items() if name.endswith("dynamic_scale")]
-    first, skipped, last = weights
-    np.testing.assert_array_equal(skipped, first)
-    assert np.isfinite(last).all() and (last != first).any()
-    assert scales == [2**16, 2**15, 2**15], scales
-    assert len({each.tobytes() for each in COMM.allgather_object(last)}) == 1
-    # In float32 a number that is none is no overflow: all ranks hear of the step, which changes nothing.
     trainer = KerasTrainer(recipe_runs.recipe(**values).at(SIZE), COMM)
     before = trainer.model.get_weights()
     images[0] = np.nan if RANK == SIZE - 1 else images[0]
@@ -275,7 +263,7 @@ def main(folder: Path) -> None:
     keras_misuse.check(COMM, folder)
     reductions_of_one_graph_keep_their_order()
     a_failed_reduction_changes_nothing_and_raises_its_own_error()
-    an_overflow_on_one_rank_leaves_the_update_out_on_all()
+    a_number_that_is_none_on_one_rank_leaves_the_update_out_on_all()
     # The last: the ranks have parted.
     keras_misuse.gradients_of_other_variables_are_refused(COMM)
 

@@ -80,8 +80,6 @@ def run_events(epochs: int = EPOCHS) -> list[Line]:
                 "data_seconds": 0.05,
             }
         )
-        if iteration == 2:
-            events.append({"event": "overlap", "iteration": 2, "timeline": TIMELINE})
         if iteration % STEPS == 0:
             events.append(
                 {
@@ -100,20 +98,6 @@ def run_events(epochs: int = EPOCHS) -> list[Line]:
 
 
 # Reductions are in flight from 2 to 10 ms, and the last gradient is there at 6 ms: half is hidden.
-TIMELINE = [
-    [0.001, "gradient", 0],
-    [0.002, "gradient", 0],
-    [0.002, "launched", 0],
-    [0.004, "gradient", 1],
-    [0.004, "launched", 1],
-    [0.005, "finished", 0],
-    [0.006, "gradient", 2],
-    [0.006, "launched", 2],
-    [0.008, "finished", 1],
-    [0.010, "finished", 2],
-]
-
-
 def typed(line: Line) -> Event:
     """An event as readers get it."""
     return parse_event(json.dumps(line).encode(), "an event of a test")

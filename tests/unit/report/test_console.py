@@ -71,7 +71,7 @@ def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
             if event.event == "end":
                 console._bar.refresh()  # what its thread does ten times a second
             console.show(event)
-            if event.event == "overlap":
+            if event.event == "step" and event.iteration == 2:
                 console.output("from [rank] 0\n")
     shown = err.getvalue()
     assert "epoch 3/3" in shown

@@ -20,7 +20,7 @@ from support.report.written_runs import EPOCHS, Line, recipe_plan, run_events, t
 
 
 def non_finite(iteration: int, **values: Any) -> Line:
-    default = {"time": 1.0, "rule": "skip", "ranks": [1], "parameters": 2, "parameter": "head"}
+    default = {"time": 1.0, "rule": "skip", "ranks": [1]}
     return {"event": "non_finite", "iteration": iteration, "epoch": 1, **default, **values}
 
 

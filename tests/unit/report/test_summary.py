@@ -26,7 +26,6 @@ def test_figures_of_a_finished_run(finished: RunDirectory) -> None:
         "samples_per_s": pytest.approx(128),
         "shared_gpus": False,
         "communication_share": pytest.approx(0.2),
-        "communication_bytes": None,
         "gathered_bytes": 0,
         "data_share": pytest.approx(0.1),
         "seconds": 10.5,
@@ -41,17 +40,6 @@ def test_figures_of_a_finished_run(finished: RunDirectory) -> None:
             "test_accuracy": pytest.approx(0.9),
         },
     }
-
-
-def test_bytes_given_to_reductions_are_those_of_all_steps(tmp_path: Path) -> None:
-    events = [{**event, "communication_bytes": 1000} if event["event"] == "step" else event for event in run_events()]
-    directory = write_run(tmp_path / "run", recipe_plan(), events)
-    assert summarise(directory, recipe_plan(), "done")["communication_bytes"] == 1000 * EPOCHS * STEPS
-    # A sum that leaves steps out would be wrong in silence.
-    events[1] = {**events[1], "communication_bytes": None}
-    assert events[1]["event"] == "step"
-    directory = write_run(tmp_path / "part", recipe_plan(), events)
-    assert summarise(directory, recipe_plan(), "done")["communication_bytes"] is None
 
 
 def test_one_step_is_all_there_is_to_measure(tmp_path: Path) -> None:

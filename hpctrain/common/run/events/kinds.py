@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hpctrain.common.run.value_types import Count, HostEnergy, Moment, Number, Outcome, Rate, Seconds, Text, ratio
+from hpctrain.common.run.value_types import Count, HostEnergy, Number, Outcome, Rate, Seconds, Text, ratio
 
 
 class BaseEvent(BaseModel):
@@ -149,10 +149,6 @@ class StepEvent(_OfStep):
     seconds: Seconds = Field(description="how long it took; of a script, since the step before")
     communication_seconds: Seconds | None = Field(description="of these, waiting for reductions on the writing rank")
     data_seconds: Seconds | None = Field(default=None, description="of these, waiting for samples on the writing rank")
-    communication_bytes: Count | None = Field(
-        default=None,
-        description="that the writing rank passed to reductions or parameter servers, before compression",
-    )
     gathered_bytes: Count | None = Field(
         default=None, description="rows of whole batches that the writing rank gathered for a script's functions"
     )
@@ -175,8 +171,6 @@ class NonFiniteEvent(_OfStep):
     ranks: tuple[Count, ...] = Field(
         description="whose own loss was not finite, or whose gradients were not, where these are still known"
     )
-    parameters: Count = Field(description="how many have a reduced gradient that is not finite")
-    parameter: Text | None = Field(default=None, description="the first of them")
 
 
 _SPEEDS = ("samples_per_s", "tokens_per_s", "flops_utilisation")
@@ -212,15 +206,6 @@ class EpochEvent(AfterStepEvent):
         return {name: value for name, value in self.record().items() if name in _SPEEDS}
 
 
-class BrokenImagesEvent(AfterStepEvent):
-    """Images that were skipped on all ranks, not reported before in this attempt. Written after their epoch."""
-
-    event: Literal["broken_images"] = "broken_images"
-    epoch: Count = Field(description="whose event comes before it")
-    count: Count = Field(description="of images that could not be decoded")
-    names: tuple[Text, ...] = Field(description="of the first 20")
-
-
 class CheckpointEvent(_OfStep):
     """A checkpoint is on disk. Written after the step in which this was noticed."""
 
@@ -246,15 +231,6 @@ class EnergyEvent(BaseEvent):
 
     def record(self) -> dict[str, Any]:
         return {**super().record(), "hosts": {host: own.model_dump() for host, own in self.hosts.items()}}
-
-
-class OverlapEvent(_OfStep):
-    """The reductions of one step during its backward pass."""
-
-    event: Literal["overlap"] = "overlap"
-    timeline: tuple[Moment, ...] = Field(
-        description="rows of seconds since the step's first gradient, what happened, and in which bucket"
-    )
 
 
 class StoppedEvent(BaseEvent):
@@ -363,10 +339,8 @@ KnownEvent = (
     | LogEvent
     | NonFiniteEvent
     | EpochEvent
-    | BrokenImagesEvent
     | CheckpointEvent
     | EnergyEvent
-    | OverlapEvent
     | StoppedEvent
     | ContinuedEvent
     | StallEvent

@@ -159,7 +159,7 @@ def _optimizers(model: object, optimizer: object) -> list[torch.optim.Optimizer]
 
 
 def statistics(model: torch.nn.Module) -> GradientReducer:
-    """The reducer of a model, for its ``timeline`` and ``communication_seconds``."""
+    """The reducer of a model, for its ``communication_seconds``."""
     for reducer in reducers_of(model):
         return reducer
     raise HpctrainError("HT-model-not-distributed", "this model was not given to ht.distribute")

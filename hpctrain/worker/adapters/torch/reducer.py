@@ -9,12 +9,10 @@ need no special calls.
 from __future__ import annotations
 
 import itertools
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Literal
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -24,8 +22,6 @@ from hpctrain.worker.adapters.torch.buckets import Bucket, BucketSlot, Named, di
 from hpctrain.worker.adapters.torch.model_order import model_order
 from hpctrain.worker.comm.base import Communicator
 from hpctrain.worker.comm.rank_run import run
-
-Moment = tuple[float, Literal["gradient", "launched", "finished"], int]
 
 # The ids of the parameters of all living reducers, which keep them alive.
 reduced: set[int] = set()
@@ -59,7 +55,6 @@ class GradientReducer:
         at_end: called after each backward pass, when the gradients are reduced.
 
     Attributes:
-        timeline: the events of the last backward pass: seconds since its first gradient, what happened, which bucket.
         communication_seconds: how long the last ``backward()`` waited for reductions after its last gradient.
         managed: the ids of the parameters.
         number: its place among the reducers of these ranks.
@@ -93,10 +88,8 @@ class GradientReducer:
         # Whether hooks that the script registered after these may still change gradients of this backward pass.
         self._held = False
         self._left = False
-        self._start = 0.0
         self.managed: set[int] = set()
         self._hooks: dict[int, RemovableHandle] = {}
-        self.timeline: list[Moment] = []
         self.communication_seconds = 0.0
         weakref.finalize(self, reduced.difference_update, self.managed).atexit = False
         comm.before_shutdown(self._leave_buffers)
@@ -187,8 +180,6 @@ class GradientReducer:
             )
         self.running = True
         self.comm.passes += 1
-        self._start = time.perf_counter()
-        self.timeline = []
         torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         self._order.begin(self)
 
@@ -215,7 +206,6 @@ class GradientReducer:
         slot.bucket.missing -= 1
         hooks = slot.parameter._post_accumulate_grad_hooks
         self._held = self._held or (bool(hooks) and next(reversed(hooks)) != self._hooks[key].id)
-        self._note("gradient", slot.bucket.index)
         if self._order.has(self):
             self.launch_ready()
 
@@ -233,7 +223,6 @@ class GradientReducer:
         if self._same and not bucket.index:
             self._same.before(bucket.numbers())
         bucket.launch()
-        self._note("launched", bucket.index)
 
     def _finish(self) -> None:
         """At the end of the backward pass, start the remaining reductions, and wait for all."""
@@ -253,7 +242,6 @@ class GradientReducer:
             bucket.finish()
             if self._same and not bucket.index:
                 self._same.after(bucket.numbers())
-            self._note("finished", bucket.index)
         for index, slot in unused.items():
             if self._used[index] > 0:
                 slot.parameter.grad = slot.gradient
@@ -281,9 +269,6 @@ class GradientReducer:
         if unused:
             self._used[list(unused)] = 0
         return unused
-
-    def _note(self, what: Literal["gradient", "launched", "finished"], bucket: int) -> None:
-        self.timeline.append((time.perf_counter() - self._start, what, bucket))
 
 
 # Backward passes.

@@ -185,7 +185,6 @@ def test_fault_tolerance_in_one_word_leaves_the_other_overrides(reverse: bool) -
             {"key": "fault_tolerance", "value": "elastic"},
         ),
         (["optimizer=3", "optimizer.name=sgd"], "HT-set-unknown-key", {"parent": "optimizer", "value": 3}),
-        (["fault_tolerance.batch=shrink"], "HT-keys-not-together", {}),
         (["fault_tolerance.min_ranks=2"], "HT-keys-not-together", {}),
         (["checkpoints.every_steps=Auto"], "HT-value-not-valid", {"key": "checkpoints.every_steps", "value": "Auto"}),
         (["checkpoints.every_steps=0"], "HT-value-not-valid", {"key": "checkpoints.every_steps", "value": 0}),

@@ -37,7 +37,6 @@ def test_every_recipe_stays_a_valid_one(name, ranks):
     assert small.optimizer.name == RECIPES[name].optimizer.name
     if small.data.name == "imagenet":
         assert (small.images.size, small.images.test_size, small.data.limit) == (64, 64, 256)
-        assert small.data.broken_images == "skip"
         assert small.images.test_resize >= 64
     elif small.data.name == "text":
         # In steps of 16.

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from hpctrain.worker.adapters.torch.distribute import distribute  # noqa: E402
 from hpctrain.worker.adapters.torch.optimizer_contents import guard_of  # noqa: E402
 from hpctrain.worker.adapters.torch.reducer import GradientReducer  # noqa: E402
-from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
+from hpctrain.worker.comm.single import SingleCommunicator, SingleTorchEngine  # noqa: E402
 
 X = torch.arange(12.0).view(4, 3)
 
@@ -36,6 +36,44 @@ def test_a_layer_is_unfrozen_parameter_by_parameter():
         model.weight.requires_grad_(True)
     assert model.weight.grad.tolist() == [X.sum(0).tolist()] * 2
     assert model.bias.grad.tolist() == [4, 4]
+
+
+def test_a_full_bucket_is_reduced_before_the_last_gradient_exists(monkeypatch):
+    model, ahead = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)), []
+    allreduce = SingleTorchEngine.allreduce
+
+    def noted(*arguments, **settings):
+        ahead.append(model[0].weight.grad is None)
+        return allreduce(*arguments, **settings)
+
+    monkeypatch.setattr(SingleTorchEngine, "allreduce", noted)
+    comm = SingleCommunicator("test")
+    comm.size = 2
+    distribute(model, sgd(model), comm=comm, bucket_mb=1e-6)
+    model(X).sum().backward()
+    assert ahead[0] and not ahead[-1]
+
+
+@pytest.mark.long
+def test_what_proves_a_model_lives_as_long_as_its_parts():
+    comm, generator, critic = SingleCommunicator("test"), torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
+    optimizers = [sgd(generator), sgd(critic)]
+    distribute(torch.nn.ModuleList([generator, critic]), optimizers, comm=comm)
+    gc.collect()
+    guard = guard_of(optimizers[0])
+    for count in (1, 2):
+        critic(generator(X)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        assert guard.steps == count
+    proof = weakref.ref(guard)
+    del generator, critic, optimizers, optimizer, guard
+    gc.collect()
+    # Sealed, and kept for the last check.
+    assert proof() is not None and proof()._sealed
+    comm.make_last_checks()
+    gc.collect()
+    assert proof() is None
 
 
 def test_replaced_parameters_are_let_go():

@@ -19,7 +19,7 @@ from support.one_rank import OneRank
 
 torch = pytest.importorskip("torch")
 
-from hpctrain.worker.train.torch_losses import mixed  # noqa: E402
+from hpctrain.worker.train.torch_forward import mixed  # noqa: E402
 
 EVERYTHING = Mixing(mixup=0.2, cutmix=1.0)
 

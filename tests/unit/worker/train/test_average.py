@@ -24,29 +24,23 @@ def _small() -> Iterator[None]:
         yield
 
 
-def recipe(model: str = "resnet18") -> Recipe:
-    data = {"name": "imagenet" if model == "resnet18" else "digits"}
-    return digits_recipe(model={"name": model}, data=data, batch={"size": 4}, averaging={"decay": 0.7})
+def recipe() -> Recipe:
+    data = {"name": "imagenet"}
+    return digits_recipe(model={"name": "resnet18"}, data=data, batch={"size": 4}, averaging={"decay": 0.7})
 
 
-def started(framework: str, model: str = "resnet18"):
-    return new_trainer(framework, recipe(model))
+def started():
+    return new_trainer("torch", recipe())
 
 
-def batch(seed: int, count: int = 4, model: str = "resnet18") -> Samples:
+def batch(seed: int, count: int = 4) -> Samples:
     random = np.random.default_rng(seed)
-    if model == "digits_cnn":
-        return Samples(images=random.random((count, 8, 8, 1), np.float32), labels=random.integers(0, 10, count))
     images = random.integers(0, 256, (count, 32, 32, 3), np.uint8)
     return Samples(images=images, labels=random.integers(0, 1000, count))
 
 
 def weights(trainer) -> dict[str, np.ndarray]:
-    if trainer.framework == "torch":
-        return {name: value.detach().numpy().copy() for name, value in trainer.model.state_dict().items()}
-    from hpctrain.worker.models.convert import state_of
-
-    return state_of(trainer.model)
+    return {name: value.detach().numpy().copy() for name, value in trainer.model.state_dict().items()}
 
 
 def averages(trainer) -> dict[str, np.ndarray]:
@@ -61,20 +55,25 @@ def averages(trainer) -> dict[str, np.ndarray]:
 PLAN = [1.0, None, 0.3, 0.3, None, 0.05]
 
 
-def steps(trainer, plan=PLAN, first: int = 0, model: str = "resnet18") -> None:
+def step(trainer, number: int, weight: float | None, scale: float = 1 / 4) -> None:
+    trainer.average_weight = weight
+    trainer.step([batch(number)], 1, scale, 0.05, 1.0)
+
+
+def steps(trainer, plan=PLAN, first: int = 0) -> None:
     for number, weight in enumerate(plan, start=first):
-        trainer.step([batch(number, model=model)], 1, 1 / 4, 0.05, 1.0, weight)
+        step(trainer, number, weight)
 
 
 @pytest.mark.slow
 def test_torch_averages_have_the_bits_of_torchs_own():
-    trainer = started("torch")
+    trainer = started()
     rule = {"decay": 0.0}
     copy = AveragedModel(
         trainer.model, multi_avg_fn=lambda *tensors: get_ema_multi_avg_fn(rule["decay"])(*tensors), use_buffers=True
     )
     for number, weight in enumerate(PLAN):
-        trainer.step([batch(number)], 1, 1 / 4, 0.05, 1.0, weight)
+        step(trainer, number, weight)
         if weight is not None:
             rule["decay"] = 1 - weight
             # 0 makes a copy, as torchvision does in its warm-up
@@ -101,45 +100,22 @@ def test_torch_averages_have_the_bits_of_torchs_own():
 
 
 @pytest.mark.long
-def test_keras_averages_by_the_same_formula():
-    trainer = started("keras")
-    expected = weights(trainer)
-    for number, weight in enumerate(PLAN):
-        steps(trainer, [weight], number)
-        now = weights(trainer)
-        if weight is not None:
-            expected = {name: value + weight * (now[name] - value) for name, value in expected.items()}
-    found = averages(trainer)
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
-    samples = batch(99, 16)
-    loss = trainer.evaluate(samples)
-    trainer.take_average()
-    plain = started("keras")
-    for variable, value in zip(plain.model.variables, trainer.model.get_weights(), strict=True):
-        variable.assign(value)
-    plain._average = None
-    assert loss[0] == pytest.approx(plain.evaluate(samples)[0], rel=1e-5)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("framework", "model"), [("torch", "resnet18"), ("keras", "digits_cnn")])
-def test_a_training_goes_on_with_the_same_bits_from_its_state(framework, model):
+def test_a_training_goes_on_with_the_same_bits_from_its_state():
     """And an update that is left out does not enter."""
-    whole = started(framework, model)
-    steps(whole, model=model)
+    whole = started()
+    steps(whole)
     before = averages(whole)
-    whole.step([batch(7, model=model)], 1, np.nan, 0.05, 1.0, 0.5)
+    step(whole, 7, 0.5, scale=np.nan)
     assert whole.faulty
     after = averages(whole)
     for name, value in before.items():
         np.testing.assert_array_equal(after[name], value, err_msg=name)
     state = {name: whole.state()[name].copy() for name in whole.state()}
-    steps(whole, [0.2, 1.0, 0.4], 6, model)
-    resumed = started(framework, model)
-    steps(resumed, [0.5], 40, model)
+    steps(whole, [0.2, 1.0, 0.4], 6)
+    resumed = started()
+    steps(resumed, [0.5], 40)
     resumed.restore(state)
-    steps(resumed, [0.2, 1.0, 0.4], 6, model)
+    steps(resumed, [0.2, 1.0, 0.4], 6)
     found = resumed.state()
     assert any(name.startswith("average.") for name in found)
     for name, value in whole.state().items():

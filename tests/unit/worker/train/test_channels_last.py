@@ -67,7 +67,8 @@ def train(trainer: TorchTrainer) -> None:
         parts = [
             Samples(images=random.random((4, 8, 8, 1), np.float32), labels=random.integers(0, 10, 4)) for _ in range(2)
         ]
-        trainer.step(parts, 2, 1 / 8, rate, number / 3, 0.2 if trainer._average else None)
+        trainer.average_weight = 0.2
+        trainer.step(parts, 2, 1 / 8, rate, number / 3)
 
 
 def assert_near(one: TorchTrainer, other: TorchTrainer) -> None:

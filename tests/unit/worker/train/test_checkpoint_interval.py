@@ -106,10 +106,3 @@ def test_rank_0s_clock_decides_for_all_ranks(tmp_path):
     # Four steps an epoch: after a minute, at the end of the epoch, and the same again.
     assert saved == [2, 4, 6, 8]
     assert all(other == order for _, other in others)
-
-
-def test_a_stated_time_between_failures_needs_auto():
-    assert recipe(checkpoints={"every_steps": "auto", "mtbf_hours": 6}).checkpoints.mtbf_hours == 6
-    for section in ({"mtbf_hours": 6}, {"every_steps": 5, "mtbf_hours": 6}):
-        with pytest.raises(ValueError, match="mtbf_hours"):
-            recipe(checkpoints=section)

@@ -13,7 +13,7 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.events import EventWriter, read_events
 from hpctrain.worker import energy_meter
 from hpctrain.worker.comm.single import SingleCommunicator
-from hpctrain.worker.data.samples import BROKEN, InMemory, Samples
+from hpctrain.worker.data.samples import NO_LABEL, InMemory, Samples
 from hpctrain.worker.energy_meter import HostMeter
 from hpctrain.worker.train import loop
 from hpctrain.worker.train.checkpoint_saving import Checkpoints
@@ -34,7 +34,6 @@ class Recorder:
     communication_seconds = 0.25
     loss = 0.0
     faulty, own_finite = False, True
-    timeline = ((0.0, "gradient", 0), (0.1, "launched", 0), (0.2, "finished", 0))
 
     def __init__(self) -> None:
         self.steps: list[tuple[list[list[int]], float, float]] = []
@@ -51,7 +50,7 @@ class Recorder:
         self.order.append("step")
         self.trained.append(np.concatenate([part.labels for part in parts]).tolist())
         self.steps.append(([part.labels.tolist() for part in parts], scale, learning_rate))
-        return scale * float(sum(part.labels[part.labels != BROKEN].sum() for part in parts))
+        return scale * float(sum(part.labels[part.labels != NO_LABEL].sum() for part in parts))
 
     def state(self):
         self.order.append("save")
@@ -69,7 +68,7 @@ class Recorder:
     def evaluate(self, samples):
         if self.order[-1] != "evaluate":
             self.order.append("evaluate")
-        labels = samples.labels[samples.labels != BROKEN]
+        labels = samples.labels[samples.labels != NO_LABEL]
         return float(labels.sum()), int((labels % 2).sum())
 
 
@@ -112,7 +111,7 @@ def test_a_run_is_recorded(tmp_path):
     kinds = [event.event for event in events]
     assert kinds.count("checkpoint") == 2
     kinds = [kind for kind in kinds if kind not in ("checkpoint", "energy")]
-    assert kinds == ["run", "step", "step", "overlap", "step", "epoch", "step", "step", "step", "epoch", "end"]
+    assert kinds == ["run", "step", "step", "step", "epoch", "step", "step", "step", "epoch", "end"]
     begun = events[0]
     assert (begun.ranks, begun.epochs, begun.iterations_per_epoch, begun.parameters) == (1, 2, 3, 3)
     assert begun.backend == "single"
@@ -232,8 +231,8 @@ def test_ranks_with_fewer_samples_than_others_have_parts_have_one_that_does_not_
         parts.append([parts for parts, _, _ in trainer.steps])
         assert [scale for _, scale, _ in trainer.steps] == [2 / 5] * 4
     assert [[len(part) for part in step] for step in parts[0]] == [[1, 1, 1]] * 4
-    assert [step[2] for step in parts[1]] == [[BROKEN]] * 4
-    seen = [label for rank in parts for step in rank[:2] for part in step for label in part if label != BROKEN]
+    assert [step[2] for step in parts[1]] == [[NO_LABEL]] * 4
+    seen = [label for rank in parts for step in rank[:2] for part in step for label in part if label != NO_LABEL]
     assert sorted(seen) == list(range(10))
 
 
@@ -262,23 +261,16 @@ def test_the_share_of_sgd_follows_the_transition(tmp_path):
 
 
 class Slow(InMemory):
-    """Each piece takes its time; every epoch comes upon another broken image."""
+    """Each piece takes its time."""
 
     def stream(self, pieces, epoch):
-        self.broken.update({"first"} if epoch == 0 else {f"later {number:02}" for number in range(25)})
         for piece in pieces:
             time.sleep(0.02)
             yield self.samples[piece]
 
 
-def test_waiting_for_samples_is_told_and_broken_images_once(tmp_path):
+def test_waiting_for_samples_is_told(tmp_path):
     settings = recipe(batch={"size": 4, "micro_batch": 2}, epochs=3)
     _, events = run(tmp_path, settings, source=lambda count: Slow(samples=samples(count).samples))
     steps = [event for event in events if event.event == "step"]
     assert all(step.seconds >= step.data_seconds >= 0.02 * -(-step.samples // 2) for step in steps)
-    kinds = [event.event for event in events]
-    assert [kinds[index - 1] for index, kind in enumerate(kinds) if kind == "broken_images"] == ["epoch", "epoch"]
-    told = [event for event in events if event.event == "broken_images"]
-    assert [(event.epoch, event.count) for event in told] == [(1, 1), (2, 25)]
-    assert told[0].names == ("first",)
-    assert told[1].names == tuple(f"later {number:02}" for number in range(20))

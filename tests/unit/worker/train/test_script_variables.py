@@ -1,15 +1,11 @@
-"""What other libraries of a script are told of its run: read by W&B, MLflow and Hugging Face's own packages."""
+"""What other libraries of a script are told of its run: read by W&B's and MLflow's own packages."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,43 +14,29 @@ import pytest
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventWriter, run_id
 from hpctrain.common.run.events.kinds import StartEvent
-from hpctrain.worker.train import script_variables, tracked_runs
-from hpctrain.worker.train.script_variables import keep_dumps, set_variables
-from hpctrain.worker.train.tracked_runs import keep_tracked_runs
+from hpctrain.worker.train import hub, script_variables
+from hpctrain.worker.train.script_variables import keep_dumps, keep_tracked_runs, set_variables
 from support import needs
 from support.launching import Launch
 
 NAMES = (
     *("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_DIR", "MLFLOW_RUN_ID", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
     *("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
-    *(
-        "HF_HUB_OFFLINE",
-        "TRANSFORMERS_OFFLINE",
-        "HF_ENDPOINT",
-        "http_proxy",
-        "https_proxy",
-        "HTTP_PROXY",
-        "HTTPS_PROXY",
-    ),
 )
 
 
 @pytest.fixture
-def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    """A run that has begun, under a name that is relative to the working directory."""
     for name in NAMES:
         # Set first, so that what a test sets is taken back too.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unset: None) -> RunDirectory:
-    """A run that has begun, under a name that is relative to the working directory."""
     monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path / "node"))
     monkeypatch.chdir(tmp_path)
     Path("run").mkdir()
     # What other tests have imported is not changed.
-    for module in (script_variables, tracked_runs):
+    for module in (script_variables, hub):
         monkeypatch.setattr(module, "change_after_import", lambda _: None)
     directory = RunDirectory(Path("run"))
     with EventWriter(directory.events) as events:
@@ -211,7 +193,7 @@ def test_runs_of_mlflow(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
     def attempt() -> Server:
         server = Server(known)
         monkeypatch.setattr(
-            tracked_runs,
+            script_variables,
             "change_after_import",
             lambda changes: [change(server) for name, change in changes.items() if "mlflow" in name],
         )
@@ -239,92 +221,3 @@ def test_a_damaged_identity_is_none(directory: RunDirectory) -> None:
     os.mkfifo(directory.mlflow_run)
     keep_tracked_runs(directory, 0)
     assert "MLFLOW_RUN_ID" not in os.environ
-
-
-@pytest.fixture
-def hub(unset: None, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
-    """A server that Hugging Face's libraries are to ask, which does not listen yet."""
-    server = socket.socket()
-    server.bind(("127.0.0.1", 0))
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
-    return server
-
-
-def test_the_hub_is_asked_once_where_the_user_does_not_say(
-    directory: RunDirectory, hub: socket.socket, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with hub:
-        monkeypatch.setenv("TRANSFORMERS_OFFLINE", "0")
-        script_variables._stay_offline(directory)
-        monkeypatch.delenv("TRANSFORMERS_OFFLINE")
-        assert "HF_HUB_OFFLINE" not in os.environ
-        script_variables._stay_offline(directory)
-        assert os.environ.pop("HF_HUB_OFFLINE") == "1"
-        assert "127.0.0.1 is not reached" in capfd.readouterr().err
-        # Through a proxy it is the proxy that answers.
-        monkeypatch.setenv("http_proxy", os.environ["HF_ENDPOINT"].removeprefix("http://"))
-        monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
-        hub.listen()
-        script_variables._stay_offline(directory)
-        assert "HF_HUB_OFFLINE" not in os.environ
-
-
-def test_all_ranks_of_a_host_follow_the_first_one_in_an_attempt(
-    directory: RunDirectory, unset: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Also where the Hub answers some of them alone; the next attempt asks again."""
-    answers = iter([False, True, True, False])
-    monkeypatch.setattr(script_variables, "_answers", lambda *_: next(answers))
-    for attempt, offline in ((1, "1"), (1, "1"), (2, None), (2, None)):
-        directory.plan.touch()
-        os.utime(directory.plan, (attempt, attempt))
-        script_variables._stay_offline(directory)
-        assert os.environ.pop("HF_HUB_OFFLINE", None) == offline
-    # Nothing is left of the first attempt.
-    assert len([*tmp_path.glob("node/hpctrain-compiled-*/hub-*")]) == 1
-
-
-def test_one_address_that_answers_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = threading.Event()
-
-    def connect(address: tuple[str, int], _seconds: float) -> contextlib.nullcontext[None]:
-        # What is sent to these is dropped.
-        if address[0] != "10.0.0.3":
-            ended.wait(60)
-            raise TimeoutError
-        return contextlib.nullcontext()
-
-    monkeypatch.setattr(socket, "create_connection", connect)
-    found = [(0, 0, 0, "", (f"10.0.0.{number}", 443)) for number in range(4)]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    assert script_variables._answers("hub", 443)
-    del found[3]
-    monkeypatch.setattr(script_variables, "_HUB_SECONDS", 0.1)
-    assert not script_variables._answers("hub", 443)
-    ended.set()
-
-
-def test_a_name_that_is_looked_up_for_long_is_not_waited_for(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: ended.wait(60) and [])
-    monkeypatch.setattr(script_variables, "_HUB_SECONDS", 0.1)
-    begin = time.monotonic()
-    script_variables._stay_offline(directory)
-    ended.set()
-    assert os.environ["HF_HUB_OFFLINE"] == "1" and time.monotonic() - begin < 5
-
-
-def test_hugging_faces_own_package_reads_it(hub: socket.socket) -> None:
-    """Set after the package is imported, and before it reads the variable."""
-    pytest.importorskip("huggingface_hub")
-    text = (
-        "from pathlib import Path; from hpctrain.common.run.directory import RunDirectory; "
-        "from hpctrain.worker.train.script_variables import set_variables; "
-        "set_variables(RunDirectory(Path('.')), 1); "
-        "from huggingface_hub import hf_hub_download, constants; print(constants.HF_HUB_OFFLINE)"
-    )
-    with hub:
-        done = subprocess.run([sys.executable, "-c", text], check=True, capture_output=True, text=True)
-    assert done.stdout == "True\n"

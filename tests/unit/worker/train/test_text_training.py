@@ -9,7 +9,7 @@ from hpctrain.common.recipes.load import load_recipe, override_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.smoke import smoke
 from hpctrain.worker.comm.single import SingleCommunicator
-from hpctrain.worker.data.samples import BROKEN, Samples
+from hpctrain.worker.data.samples import NO_LABEL, Samples
 
 torch = pytest.importorskip("torch")
 
@@ -42,7 +42,7 @@ def test_a_loss_is_the_mean_over_all_labels(smoothing):
 def test_windows_without_labels_have_no_part():
     batch = samples(4)
     labels = batch.labels.copy()
-    labels[2:] = BROKEN
+    labels[2:] = NO_LABEL
     gradients = []
     for part in (batch[np.arange(2)], Samples(images=batch.images, labels=labels)):
         trainer = TorchTrainer(recipe(), COMM)
@@ -70,12 +70,14 @@ def test_evaluation_counts_parts_of_windows():
 def test_a_state_goes_into_another_trainer(tied, averaged):
     settings = recipe(f"model.tied={tied}", *(["averaging={decay: 0.5}"] if averaged else []))
     trainer, other = TorchTrainer(settings, COMM), TorchTrainer(settings, COMM)
-    trainer.step([samples(4)], 1, 1 / 4, 1e-2, 1.0, 0.5 if averaged else None)
+    trainer.average_weight = 0.5
+    trainer.step([samples(4)], 1, 1 / 4, 1e-2, 1.0)
     state = {name: np.array(value) for name, value in trainer.state().items()}
     assert ("model.head.weight" in state) == (tied == "false")
     other.restore(state)
     for each in (trainer, other):
-        each.step([samples(3)], 1, 1 / 3, 1e-2, 1.0, 0.5 if averaged else None)
+        each.average_weight = 0.5
+        each.step([samples(3)], 1, 1 / 3, 1e-2, 1.0)
     for name, parameter in trainer.model.named_parameters():
         assert torch.equal(parameter, other.model.get_parameter(name)), name
     assert (other.model.head.weight is other.model.tokens.weight) == (tied == "true")

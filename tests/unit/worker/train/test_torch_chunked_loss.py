@@ -8,7 +8,7 @@ import pytest
 from hpctrain.common.recipes.load import load_recipe, override_recipe
 from hpctrain.common.recipes.smoke import smoke
 from hpctrain.worker.comm.single import SingleCommunicator
-from hpctrain.worker.data.samples import BROKEN, Samples
+from hpctrain.worker.data.samples import NO_LABEL, Samples
 
 torch = pytest.importorskip("torch")
 
@@ -51,7 +51,7 @@ def layer():
     torch.manual_seed(0)
     hidden, weight = torch.randn(5, 20, WIDTH), torch.randn(CLASSES, WIDTH) / 4
     labels = torch.randint(CLASSES, (ROWS,))
-    labels[::7] = BROKEN
+    labels[::7] = NO_LABEL
     return hidden.requires_grad_(), weight.requires_grad_(), labels
 
 
@@ -63,7 +63,7 @@ def gradients(loss, hidden, weight):
 def whole_loss(labels, hidden, weight, smoothing=0.0):
     logits = torch.nn.functional.linear(hidden, weight).flatten(0, -2).float()
     return torch.nn.functional.cross_entropy(
-        logits, labels, ignore_index=BROKEN, label_smoothing=smoothing, reduction="sum"
+        logits, labels, ignore_index=NO_LABEL, label_smoothing=smoothing, reduction="sum"
     )
 
 
@@ -87,7 +87,7 @@ def test_a_compiled_chunk_has_the_same_loss_and_gradient(computed_in, smoothing)
     """Traced as for a GPU, where labels are compared and not scattered."""
     torch.manual_seed(0)
     logits, labels = torch.randn(ROWS, CLASSES).to(computed_in), torch.randint(CLASSES, (ROWS,))
-    labels[::7] = BROKEN
+    labels[::7] = NO_LABEL
     compiled = torch.compile(chunk_gradient, dynamic=False, backend="aot_eager", fullgraph=True)
     for own, other in zip(
         compiled(logits.clone(), labels, smoothing), chunk_gradient(logits.clone(), labels, smoothing), strict=True

@@ -101,23 +101,6 @@ def test_on_a_cpu_auto_compiles_nothing_and_on_does():
         assert is_compiled(recipe("digits", f"compile={mode}"), COMM, CPU) == compiled
 
 
-def test_without_a_compiler_on_is_refused(monkeypatch):
-    monkeypatch.setenv("CXX", "/nowhere/g++ -O2")
-    with refused("HT-compiler-missing", missing="a compiler (/nowhere/g++)"):
-        is_compiled(recipe("digits", "compile=on"), COMM, CPU)
-
-
-def test_what_cannot_be_compiled_is_told_with_the_model():
-    from torch._inductor import config
-
-    trainer = TorchTrainer(recipe("digits", "compile=on"), COMM)
-    batch = Samples(images=np.zeros((4, 8, 8, 1), np.float32), labels=np.zeros(4, np.int64))
-    broken = config.patch({"cpp.cxx": ("false",), "force_disable_caches": True})
-    with refused("HT-compile-failed", model="digits_cnn") as caught, broken:
-        trainer.step([batch], 1, 1 / 4, 0.1, 1.0)
-    assert caught.value.exit_code == 1
-
-
 def test_compiled_code_lies_where_nobody_else_can_write(monkeypatch, tmp_path):
     monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")

@@ -1,10 +1,10 @@
-"""PyTorch's training losses with mixed images and soft labels, the same as in hpctrain.worker.train.keras_losses."""
+"""What a step in PyTorch computes on and gives: samples on a device, mixed images, and the loss on soft labels."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,11 +13,74 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
+from hpctrain.common.cluster.gpus import gpu_of
 from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.sections import Images
+from hpctrain.common.settings import SHARE_GPUS
+from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.mixing import Mixture
-from hpctrain.worker.data.samples import BROKEN
+from hpctrain.worker.data.samples import NO_LABEL, Samples
 from hpctrain.worker.train.torch_chunked_loss import OfLogits, chunk_gradient, chunked_loss, chunked_score
-from hpctrain.worker.train.trainer import RecipeLoss
+
+
+def rank_device(comm: Communicator) -> torch.device:
+    """The device of this rank: each rank has a GPU, or all use the CPU."""
+    # Without --share-gpus, NCCL does not let two ranks share a GPU.
+    gpus = 0 if comm.in_host_memory else torch.cuda.device_count()
+    number = gpu_of(comm.local_rank, comm.local_size, gpus, shared=bool(SHARE_GPUS.read()))
+    if number is None:
+        return torch.device("cpu")
+    device = torch.device("cuda", number)
+    # Over Horovod nobody has chosen it yet: page-locked memory and new streams would be those of GPU 0.
+    torch.cuda.set_device(device)
+    return device
+
+
+class TorchInputs:
+    """Copies samples to a device and normalises their images there.
+
+    A GPU's copies are on a stream of their own, so that they neither wait for its kernels nor hold them up.
+
+    Attributes:
+        copies: whether samples are copied to a GPU; otherwise they are computed on as they come.
+    """
+
+    def __init__(self, device: torch.device, images: Images) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.copies = self._stream is not None
+        self._mean, self._deviation = (
+            255 * torch.tensor(values, device=device).view(3, 1, 1) for values in (images.mean, images.deviation)
+        )
+
+    def place(self, samples: Samples) -> Samples:
+        """The samples, with their images on the way to the device if that is a GPU; what it decoded is there already.
+
+        The memory of the images that were given may be written when this returns.
+        """
+        tensor = torch.as_tensor(samples.images)
+        if self._stream is None or tensor.device.type != "cpu":
+            return samples
+        with torch.cuda.stream(self._stream):
+            # PyTorch keeps the locked pages until the copy is done.
+            images: Any = tensor.pin_memory().to(self._device, non_blocking=True)
+        return replace(samples, images=images)
+
+    def tensors(self, samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images as (N, channels, height, width), the channels innermost in memory, and labels; tokens as they are."""
+        images, labels = (on_device(values, self._device) for values in (samples.images, samples.labels))
+        if self._stream is not None:
+            # What is now given to the GPU waits for the copies that were begun.
+            current = torch.cuda.current_stream(self._device)
+            current.wait_stream(self._stream)
+            # The memory is the other stream's, which may use it again as soon as this one is done with it.
+            images.record_stream(current)
+        if images.dtype == torch.int64:
+            return images, labels
+        images = images.movedim(-1, 1)
+        if images.dtype == torch.uint8:
+            images = images.float().sub_(self._mean).div_(self._deviation)
+        return images, labels
 
 
 def on_device(array: NDArray[Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -49,17 +112,27 @@ def _between(places: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> tor
 
 
 @dataclass(frozen=True, kw_only=True)
-class TorchLoss(RecipeLoss):
-    """A recipe's loss in PyTorch's operations.
+class TorchLoss:
+    """A recipe's loss in training.
+
+    Labels are smoothed as PyTorch does it: ``smoothing`` of a label is spread over all classes, its own included.
 
     Attributes:
         of_logits: what computes a chunk of a loss, as :func:`.torch_chunked_loss.chunk_gradient` does.
     """
 
+    name: str
+    smoothing: float
+    threshold: float | None
     of_logits: OfLogits = chunk_gradient
 
+    @classmethod
+    def of(cls, recipe: Recipe) -> TorchLoss:
+        """The loss that a recipe asks for."""
+        return cls(name=recipe.loss, smoothing=recipe.label_smoothing, threshold=recipe.target_threshold)
+
     def sum(self, logits: torch.Tensor, labels: torch.Tensor, mixture: Mixture | None) -> torch.Tensor:
-        """The sum over all samples; labels :data:`~hpctrain.worker.data.samples.BROKEN` do not count.
+        """The sum over all samples; labels :data:`~hpctrain.worker.data.samples.NO_LABEL` do not count.
 
         Args:
             logits: float32, shape (N, classes).
@@ -67,7 +140,9 @@ class TorchLoss(RecipeLoss):
             mixture: how the images were mixed; None where they were not.
         """
         if mixture is None and self.name == "cross_entropy":
-            return F.cross_entropy(logits, labels, ignore_index=BROKEN, label_smoothing=self.smoothing, reduction="sum")
+            return F.cross_entropy(
+                logits, labels, ignore_index=NO_LABEL, label_smoothing=self.smoothing, reduction="sum"
+            )
         targets = _targets(labels, mixture, logits.shape[1])
         known = targets.sum(dim=1, keepdim=True)
         smoothed = (1 - self.smoothing) * targets + self.smoothing / logits.shape[1] * known
@@ -84,8 +159,8 @@ class TorchLoss(RecipeLoss):
 
 
 def _targets(labels: torch.Tensor, mixture: Mixture | None, classes: int) -> torch.Tensor:
-    """Each class's share of a label, shape (N, classes); the shares add up to 1 less the share of broken samples."""
-    known = (labels != BROKEN)[:, None]
+    """Each class's share of a label, shape (N, classes); the shares add up to 1 less the share that has none."""
+    known = (labels != NO_LABEL)[:, None]
     targets = F.one_hot(labels.clamp(min=0), classes).float() * known
     if mixture is None:
         return targets
@@ -130,7 +205,7 @@ class TorchForward:
                 loss_sum, correct = model(images, partial(chunked_score, labels))
         else:
             logits = self._logits(model, images)
-            loss_sum = F.cross_entropy(logits, labels, ignore_index=BROKEN, reduction="sum")
+            loss_sum = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum")
             correct = (logits.argmax(dim=1) == labels).sum()
         return loss_sum.item() / each, int(correct) / each
 
