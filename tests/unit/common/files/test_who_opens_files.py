@@ -32,7 +32,6 @@ _ALLOWED = {
         "control.predict.transformers.model_sizes",
         "control.predict.transformers.ranges",
         "control.predict.transformers.rates",
-        "common.recipes.own",
         "common.workloads.workload",
     },
     "of this very command, in a temporary folder of its own": {

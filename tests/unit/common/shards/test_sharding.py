@@ -24,7 +24,7 @@ from hpctrain.common.shards.decoding import look
 from hpctrain.common.shards.fake import FakeSet, make_fake
 from hpctrain.common.shards.image_shards import open_shards
 from hpctrain.common.shards.listing import ImageFile
-from hpctrain.common.shards.make import cut_shards
+from hpctrain.common.shards.make import cut_shards, divided, drawn
 from hpctrain.common.shards.manifest import Shrinking
 from hpctrain.common.shards.one_shard import tar_bytes
 from support.refusals import refused
@@ -332,3 +332,29 @@ def test_a_folder_without_a_set_is_refused(paths: tuple[str, ...], named: str, w
     with refused("HT-source-wrong", words, path=source / named):
         shard(source, tmp_path / "shards")
     assert not (tmp_path / "shards").exists()
+
+
+@pytest.mark.parametrize("share", [0.001, 0.2, 0.5, 0.999])
+def test_one_tree_is_divided_by_the_hashes_of_names_and_each_class_has_some_of_each(share: float):
+    classes = [[ImageFile("f", 0, 1, label, f"{label}_{n}") for n in range(2 + label % 9)] for label in range(500)]
+    found = divided(Path("photos"), [str(label) for label in range(500)], classes, share)
+    for whole, train, val in zip(classes, found["train"], found["val"], strict=True):
+        assert train and val
+        assert sorted([*train, *val]) == sorted(whole)
+        by_hash = [image for image in whole if drawn(image.key) < share * 2**64]
+        assert val == by_hash or len(val) == 1 or len(train) == 1
+
+
+@pytest.mark.parametrize(
+    ("paths", "words"),
+    [
+        (("cat/1.png", "dog/1.png", "dog/2.png"), "has one image"),
+        (("train/cat/1.png", "val/cat/2.png"), "is divided into train and val already"),
+    ],
+)
+def test_one_tree_that_cannot_be_divided_is_refused(paths: tuple[str, ...], words: str, tmp_path: Path):
+    for path in paths:
+        (tmp_path / "source" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "source" / path).touch()
+    with refused("HT-source-wrong", words):
+        shard(tmp_path / "source", tmp_path / "shards", validation_share=0.2)
