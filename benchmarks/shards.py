@@ -25,13 +25,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from hpctrain.common.shards.fake import FakeSet, make_fake
-
 # Where the hosts are made.
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from support.hosts import local_hosts
 from support.hosts.local_hosts import LocalHosts, Settings
 from support.launching import AS_ROOT
+from support.small_imagenet import write_images
 
 _LIMIT_SECONDS = 600.0
 _HOSTS = {1: "one host", 2: "two hosts, a rank each", 4: "four hosts, a rank each"}
@@ -133,8 +132,8 @@ def main() -> int:
         parser.error(reason)
     with tempfile.TemporaryDirectory(prefix="hpctrain-shards-") as name:
         folder = Path(name)
-        fake = FakeSet(images=options.images, classes=_CLASSES, seed=0, size=options.size, broken=_BROKEN)
-        make_fake(folder / "images", fake)
+        sizes = {"images": options.images, "size": options.size}
+        write_images(folder / "images", classes=_CLASSES, broken=_BROKEN, **sizes)
         place = folder.parent / f"hpctrain-hosts-{secrets.token_hex(4)}"
         shared = [folder, Path(__file__).parents[1], Path(sys.prefix).resolve()]
         variables = {"PYTHONPATH": str(Path(__file__).parents[1]), **AS_ROOT}

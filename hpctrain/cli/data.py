@@ -1,4 +1,4 @@
-"""``hpctrain data``: ImageNet as shards, a small set in its structure, and text as tokens."""
+"""``hpctrain data``: images as shards, and text as tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import typer
 
 from hpctrain.cli.options import AsJson, HostNames, with_groups
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.extras import require
 from hpctrain.common.files.printable import json_text, shell_word
 from hpctrain.report.output import answer
 
@@ -32,26 +31,6 @@ Ranks = Annotated[
 _NAMED = 10
 # The usual size of a shard.
 _USUAL_MB = 64
-
-
-@app.command()
-def fake(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write the images.")],
-    images: Annotated[
-        int, typer.Option(metavar="N", min=10, help="Number of images; one in ten is for validation.")
-    ] = 5000,
-    classes: Annotated[int, typer.Option(metavar="N", min=1)] = 10,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    size: Annotated[int, typer.Option(metavar="PIXELS", min=8, max=4096, help="Longer side of most images.")] = 500,
-    broken: Annotated[int, typer.Option(metavar="N", min=0, help="Training images that cannot be decoded.")] = 4,
-) -> None:
-    """Write a small set with ImageNet's irregularities to train/CLASS/ and val/CLASS/, broken images among it."""
-    from hpctrain.common.shards.fake import FakeSet, make_fake
-
-    require("train", "imagenet")
-    wanted = FakeSet(images=images, classes=classes, seed=seed, size=size, broken=broken)
-    make_fake(folder, wanted)
-    answer(f"{folder}: {wanted.train} images for training and {wanted.validation} for validation, {classes} classes")
 
 
 @app.command()

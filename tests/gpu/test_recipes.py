@@ -15,6 +15,7 @@ import pytest
 
 from support.gpu_runs import GPUS, execute, launch, of_make_gpu
 from support.pages import ROOT
+from support.small_imagenet import write_images
 
 pytestmark = of_make_gpu
 
@@ -48,7 +49,7 @@ def shards(tmp_path_factory) -> Path:
     """Photographs of 500 x 375, as ImageNet's are on average; a tenth of them for validation."""
     folder = tmp_path_factory.mktemp("photographs")
     images, size = (2200, 500) if GPUS else (110, 80)
-    launch(folder, "data", "fake", "images", "--images", str(images), "--size", str(size), "--broken", "0")
+    write_images(folder / "images", images=images, classes=10, size=size)
     launch(folder, "data", "shard", "images", "shards")
     return folder / "shards"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.common.shards.fake import FakeSet, make_fake
 from hpctrain.common.shards.image_shards import open_shards
 from support.launching import Launch
 from support.shard_folders import contents
+from support.small_imagenet import write_images
 
 _SHARD = ("--shard-mb", "0.1", "--seed", "5")
 
@@ -19,7 +19,7 @@ _SHARD = ("--shard-mb", "0.1", "--seed", "5")
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("imagenet")
-    make_fake(folder, FakeSet(images=2000, classes=10, seed=0, size=40, broken=4))
+    write_images(folder, images=2000, classes=10, size=40, broken=4)
     return folder
 
 

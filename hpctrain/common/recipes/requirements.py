@@ -143,7 +143,7 @@ def shard_folder(recipe: Recipe) -> Path:
     """
     if recipe.data.path:
         return Path(recipe.data.path).expanduser()
-    kind, made = "ImageNet's shards", "shard SOURCE DIR makes it, hpctrain data fake a small one to try"
+    kind, made = "ImageNet's shards", "shard SOURCE DIR makes it"
     if recipe.data.name == "text":
         kind, made = "the text's tokens", "prepare-text SOURCE DIR --tokenizer FILE makes it; --smoke needs none"
     raise HpctrainError(

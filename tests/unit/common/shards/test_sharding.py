@@ -21,7 +21,6 @@ from hpctrain.cli.main import main
 from hpctrain.common.files.whole import temporary
 from hpctrain.common.shards import make as sharding
 from hpctrain.common.shards.decoding import look
-from hpctrain.common.shards.fake import FakeSet, make_fake
 from hpctrain.common.shards.image_shards import open_shards
 from hpctrain.common.shards.listing import ImageFile
 from hpctrain.common.shards.make import cut_shards, divided, drawn
@@ -29,6 +28,7 @@ from hpctrain.common.shards.manifest import Shrinking
 from hpctrain.common.shards.one_shard import tar_bytes
 from support.refusals import refused
 from support.shard_folders import contents, samples, shard
+from support.small_imagenet import write_images
 
 Sample = tuple[str, int, bytes]
 
@@ -36,7 +36,7 @@ Sample = tuple[str, int, bytes]
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("it's odd") / "source"
-    make_fake(folder, FakeSet(images=120, classes=4, seed=0, size=32, broken=2))
+    write_images(folder, images=120, classes=4, size=32, broken=2)
     return folder
 
 
@@ -262,7 +262,7 @@ def test_other_settings_and_other_folders_are_refused(source: Path, shards: Path
             shard(source, shards, **settings)
         assert "--shard-samples 20 --seed 0" in caught.value.hint
     other = tmp_path / "other"
-    make_fake(other, FakeSet(images=40, classes=4, seed=9, size=16, broken=0))
+    write_images(other, images=40, classes=4, size=16, seed=9)
     with refused("HT-shards-begun-otherwise", folder=shards, settings="images or texts"):
         shard(other, shards)
     assert contents(shards) == before
