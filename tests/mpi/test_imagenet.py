@@ -21,7 +21,7 @@ from support.small_imagenet import write_images
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """99 images to train on, two of them broken, and 11 for validation."""
     folder = tmp_path_factory.mktemp("imagenet")
-    write_images(folder / "images", images=110, classes=10, size=80, broken=2)
+    write_images(folder / "images", images=110, classes=4, size=80, broken=2)
     make_shards(ShardRequest(source=folder / "images", folder=folder / "shards", shard_bytes=1 << 26), map, print)
     return folder / "shards"
 

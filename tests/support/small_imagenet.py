@@ -50,7 +50,7 @@ def _drawn(hue: float, size: int, rng: np.random.Generator) -> Image.Image:
     clouds = Image.fromarray(rng.integers(0, 256, (6, 8), np.uint8)).resize(shape, Image.Resampling.BICUBIC)
     noise = Image.fromarray(rng.integers(0, 256, (shape[1], shape[0], 3), np.uint8))
     colour = Image.new("RGB", shape, tuple(round(255 * part) for part in colorsys.hsv_to_rgb(hue, 0.8, 0.9)))
-    return Image.blend(Image.blend(clouds.convert("RGB"), noise, 0.1), colour, 0.5)
+    return Image.blend(Image.blend(clouds.convert("RGB"), noise, 0.1), colour, 0.6)
 
 
 def _encoded(image: Image.Image, kind: str) -> bytes:
