@@ -40,7 +40,7 @@ def shard(
         Path,
         typer.Argument(
             metavar="SOURCE",
-            help="A folder with train/ and val/ (or of classes), of Parquet files or of other programs' shards.",
+            help="A folder with train/ and val/ (or of classes), or of Parquet files.",
         ),
     ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the shards go.")],

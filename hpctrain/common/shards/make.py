@@ -79,17 +79,7 @@ def make_shards(sharding: ShardRequest, run: Map, say: Callable[[str], None]) ->
         begin(sharding.folder / SETTINGS, settings, {"source"}, command)
         _require_room(sharding.folder, tasks)
         make_all(sharding.folder, make_shard, tasks, run, say)
-        return _finish(sharding.folder, source.classes or _numbered(sharding.source, splits), settings, tasks)
-
-
-def _numbered(source: Path, splits: Mapping[SplitName, Sequence[ImageFile]]) -> tuple[str, ...]:
-    """The classes of images that have a class number only."""
-    trained, validated = ({image.label for image in splits[split]} for split in ("train", "val"))
-    if others := sorted(validated - trained):
-        # The two are numbered from 0 and from 1.
-        hint = "number the classes of both alike, from 0"
-        raise wrong_source(source, f"the class {others[0]} is in val and not in train", hint)
-    return tuple(map(str, range(max(trained) + 1)))
+        return _finish(sharding.folder, source.classes, settings, tasks)
 
 
 def list_images(source: Path, split: SplitName, parts: Sequence[Any], run: Map) -> list[list[ImageFile]]:

@@ -183,8 +183,8 @@ def read_manifest(folder: Path) -> ShardManifest:
         hint = f"hpctrain data shard SOURCE {shell_word(folder)} makes it, or continues where it stopped"
         # A folder that may not be listed has nothing here.
         _, folders, files = next(os.walk(folder), ("", [], []))
-        foreign = any(name.endswith((".tar", ".parquet")) for name in files) and index_name("train") not in files
-        if (folders or foreign) and SETTINGS not in files:
+        tables = any(name.endswith(".parquet") for name in files)
+        if (folders or tables) and SETTINGS not in files:
             made = f"hpctrain data shard {shell_word(folder)} SHARDS"
             hint = f"if it holds images, {made} makes shards of them, with --validation-share 0.2 if it has no val/"
         raise not_there(folder, hint) from error

@@ -309,7 +309,7 @@ def test_photographs_are_shrunk_and_the_settings_kept(source: Path, tmp_path: Pa
 
 # Files and folders of a source (which end in a slash), and the one that is named with some words.
 _FOLDERS: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    ((), "", "holds no class folders"),
+    ((), "", "holds neither class folders nor"),
     (("train/n1/",), "val", "is not there"),
     (("train/n1/", "val/n2/"), "", "n1, n2"),
     (("train/n1/", "val/n1/"), "train/n1", "holds no image"),
