@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,10 @@ from hpctrain.common.shards.parquet import Columns, row_groups
 
 _PARQUET = ".parquet"
 _SPLITS: tuple[SplitName, ...] = ("train", "val")
-# The names of the folder of the images that validate.
-_VALIDATION_FOLDERS = ("val", "valid", "validation")
 # A word of a file's or folder's name says of which split it is.
 _WORD = re.compile(r"(?:^|[^a-z])(train|val|test)")
 # The number of a file among those of its split, as `datasets` names them: train-00000-of-00294.parquet.
-_OF = re.compile(r"(?P<set>.*?)(?P<number>[0-9]{1,9})(?P<of>[-_]of[-_][0-9]{1,9})(?![0-9])")
+_OF = re.compile(r"(?P<set>.*?)[0-9]{1,9}[-_]of[-_](?P<of>[0-9]{1,9})(?![0-9])")
 
 _WANTED = (
     "name a folder with train/CLASS/ and val/CLASS/, or with train-….parquet and val-….parquet; "
@@ -37,13 +36,11 @@ class ImageSource:
         parts: to list of each split, in label order except for Parquet.
         column: of the images in Parquet files, those of one part of which are read together or not at all; None of
             others.
-        validation: the name of the split that validates in the source.
     """
 
     classes: tuple[str, ...]
     parts: Mapping[SplitName, Sequence[SourcePart]]
     column: str | None = None
-    validation: str = "val"
 
 
 def find_source(folder: Path, columns: Columns = Columns(), *, divided: bool = True) -> ImageSource:
@@ -75,8 +72,7 @@ def _divided(folder: Path, columns: Columns) -> ImageSource:
     if tables:
         require("parquet")
         names, groups = row_groups(folder, tables, columns)
-        validation = split_of(tables["val"][0].relative_to(folder))
-        return ImageSource(classes=names, parts=groups, column=columns.image, validation=validation)
+        return ImageSource(classes=names, parts=groups, column=columns.image)
     if not trees:
         raise wrong_source(folder, "holds neither class folders nor Parquet files", _WANTED)
     return _trees(folder, trees)
@@ -84,7 +80,7 @@ def _divided(folder: Path, columns: Columns) -> ImageSource:
 
 def _one_tree(folder: Path) -> ImageSource:
     names = _class_names(folder)
-    if split_folders(folder) and set(names) <= {"train", "test", *_VALIDATION_FOLDERS}:
+    if split_folders(folder) and set(names) <= {"train", "val", "test"}:
         problem = f"is divided into {' and '.join(names)} already, and --validation-share would divide it again"
         raise wrong_source(folder, problem, "leave --validation-share out")
     return ImageSource(classes=tuple(names), parts={"train": _folders(folder, names)})
@@ -93,11 +89,10 @@ def _one_tree(folder: Path) -> ImageSource:
 def _trees(folder: Path, trees: Mapping[SplitName, Path]) -> ImageSource:
     classes = {split: _class_names(tree) for split, tree in trees.items()}
     if differing := set(classes["train"]) ^ set(classes["val"]):
-        both = " and ".join(f"{tree.name}/" for tree in trees.values())
-        problem = f"{', '.join(sorted(differing)[:3])}: a class in only one of {both}"
+        problem = f"{', '.join(sorted(differing)[:3])}: a class in only one of train/ and val/"
         raise wrong_source(folder, problem, "both need the same folders, one per class")
     parts = {split: _folders(tree, classes["train"]) for split, tree in trees.items()}
-    return ImageSource(classes=tuple(classes["train"]), parts=parts, validation=trees["val"].name)
+    return ImageSource(classes=tuple(classes["train"]), parts=parts)
 
 
 def _folders(tree: Path, classes: Sequence[str]) -> tuple[ClassFolder, ...]:
@@ -117,20 +112,9 @@ def _class_names(folder: Path) -> list[str]:
 
 
 def split_folders(folder: Path) -> dict[SplitName, Path]:
-    """The folders of training and validation; empty for a folder that is not divided. A test set validates where there
-    is no other.
-
-    Raises:
-        HpctrainError: several folders could be that of validation.
-    """
-    there = [name for name in _VALIDATION_FOLDERS if (folder / name).is_dir()]
-    if not (folder / "train").is_dir() and "val" not in there:
-        return {}
-    if len(there) > 1:
-        names = " and ".join(f"{name}/" for name in there)
-        raise wrong_source(folder, f"has {names}, of which one is to validate", "move the others elsewhere")
-    fallback = "test" if (folder / "test").is_dir() else "val"
-    return {"train": folder / "train", "val": folder / next(iter(there), fallback)}
+    """The folders of training and validation; empty for a folder that is not divided."""
+    folders: dict[SplitName, Path] = {split: folder / split for split in _SPLITS}
+    return folders if any(path.is_dir() for path in folders.values()) else {}
 
 
 def split_files(folder: Path) -> dict[SplitName, list[Path]]:
@@ -165,19 +149,12 @@ def split_files(folder: Path) -> dict[SplitName, list[Path]]:
 
 def _require_all(paths: Iterable[Path]) -> None:
     """Refuse sets of files whose names count more than there are: a download that stopped."""
-    numbers: dict[tuple[Path, str, str], set[int]] = {}
-    for path in paths:
-        if match := _OF.match(path.name):
-            numbers.setdefault((path.parent, match["set"], match["of"]), set()).add(int(match["number"]))
-    for (folder, name, of), there in numbers.items():
-        count = int(re.sub("[^0-9]", "", of))
-        # Some programs count from 1.
-        first = int(count in there)
-        if missing := [number for number in range(first, first + count) if number not in there]:
-            lacking = f"{name}{missing[0]:0{len(of.lstrip('-_of'))}}{of}"
+    matches = [(path.parent, match["set"], int(match["of"])) for path in paths if (match := _OF.match(path.name))]
+    for (folder, name, files), count in Counter(matches).items():
+        if count < files:
             raise wrong_source(
                 folder,
-                f"lacks {len(missing)} of {count} files: {lacking} is not there",
+                f"has {count} of {files} files {name}…",
                 "download what is missing, or rename the files if they are all that is wanted",
             )
 

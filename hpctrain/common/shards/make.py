@@ -66,8 +66,6 @@ def make_shards(sharding: ShardRequest, run: Map, say: Callable[[str], None]) ->
         parts = divided(sharding.source, source.classes, parts["train"], share)
     splits = {split: list(chain.from_iterable(listed)) for split, listed in parts.items()}
     say(f"{sharding.source}: " + ", ".join(f"{len(images)} images in {split}" for split, images in splits.items()))
-    if source.validation == "test":
-        say("the test set validates, for lack of another")
     settings = ShardSettings(
         **sharding.model_dump(exclude={"source", "folder"}),
         source=str(sharding.source),
