@@ -263,12 +263,3 @@ def test_a_file_that_changes_meanwhile(source: Path, tmp_path: Path) -> None:
 
     with refused("HT-source-wrong", path=source / "data" / "train-00001-of-00002.parquet"):
         _make(source, tmp_path / "shards", changes)
-
-
-def test_hosts_that_do_not_share_the_folder(source: Path, tmp_path: Path) -> None:
-    def on_another_host(function: Any, items: Any) -> list[Any]:
-        return [True if isinstance(item, ShardTask) else function(item) for item in items]
-
-    with refused("HT-shards-records-missing", missing=16, count=16):
-        _make(source, tmp_path / "shards", on_another_host)
-    assert not (tmp_path / "shards" / "manifest.json").exists()
