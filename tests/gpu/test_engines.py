@@ -111,7 +111,7 @@ def shards(tmp_path_factory):
     "recipe",
     [
         *("goyal2017", "you2017-lars@8192", "lamb", "nvidia-dle", "mlperf-resnet50@3264"),
-        *("torchvision-v2", "rsb2021@A2", "ffcv-rn50@16"),
+        *("torchvision-v2", "rsb2021@A3", "ffcv-rn50@16"),
     ],
 )
 def test_published_recipes_made_small(tmp_path, note, shards, recipe):

@@ -279,10 +279,6 @@ class RecipeKeys(CheckedSection):
     optimizer: Optimizer
     schedule: Schedule = Schedule.defaults()
     mixing: Annotated[Mixing | None, Of("model.name", f"digits_cnn {names(normalising=True)}")] = None
-    stochastic_depth: Annotated[Fraction, Of("model.name", names(normalising=True))] = Field(
-        0.0,
-        description="how often the last block is left out, earlier ones less often (torch only)",
-    )
     loss: Literal["cross_entropy", "binary_cross_entropy"] = Field(
         "cross_entropy",
         description="in training; binary: the mean over the classes, each against all others (Wightman et al. 2021)",

@@ -159,7 +159,6 @@ def _require_framework(plan: Plan) -> None:
             "batch.micro_batch: auto, which predicts PyTorch's memory,": recipe.batch.micro_batch == "auto",
             "model.frozen": recipe.model.frozen,
             "optimizer.rates": recipe.optimizer.rates,
-            "stochastic_depth": recipe.stochastic_depth,
             "compile: on": recipe.compile == "on",
             "data.decode: gpu": recipe.data.name == "imagenet" and recipe.data.decode == "gpu",
             # Keras reduces gradients after their scaling, so that what overflows or vanishes on the wire is not seen.

@@ -94,7 +94,6 @@ def on_keras(name: str, *overrides: str) -> dict[str, Any]:
             for backend in ("mirrored", "parameter_server")
             for setting in ("precision=fp16", "batch.micro_batch=8", "communication.compression=bf16")
         ),
-        (on_keras("digits", "model.name=resnet18", "stochastic_depth=0.1"), "HT-only-in-pytorch"),
         (on_keras("digits", "compile=on"), "HT-only-in-pytorch"),
         (on_keras("goyal2017", "data.decode=gpu"), "HT-only-in-pytorch"),
         (on_keras("digits", "precision=fp16", "communication.compression=fp16"), "HT-only-in-pytorch"),
