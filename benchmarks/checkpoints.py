@@ -172,7 +172,7 @@ def _step(trainer: TorchTrainer, rank: int) -> None:
     random = np.random.default_rng(rank)
     images = random.random((_BATCH, _IMAGE, _IMAGE, 3), dtype=np.float32)
     samples = Samples(images=images, labels=random.integers(0, 1000, _BATCH))
-    trainer.step([samples], 1, 1 / _BATCH, 0.1)
+    trainer.step([samples], 1, 1 / _BATCH, 0.1, 1.0)
 
 
 def main(folder: str, model: str, rounds: str) -> None:

@@ -73,7 +73,7 @@ def main() -> None:
         calls: dict[str, Callable[[], object]] = {
             "plain": plain(chosen, given, fused=None),
             "plain, fused": plain(chosen, given, fused=True),
-            "recipe": lambda trainer=trainer, given=given: trainer.step([given], 1, 1.0, 0.01),  # type: ignore[misc]
+            "recipe": lambda trainer=trainer, given=given: trainer.step([given], 1, 1.0, 0.01, 1.0),  # type: ignore[misc]
         }
         tables = (hooks._global_optimizer_pre_hooks, hooks._global_optimizer_post_hooks)
         watching = [dict(table) for table in tables]

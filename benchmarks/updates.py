@@ -19,7 +19,7 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 
-from hpctrain.common.optim.rules import Operations, Rule
+from hpctrain.common.optim.rules import Operations, Rule, UpdateStep
 from hpctrain.common.recipes.optimizers import SCALARS, Optimizer
 from hpctrain.worker.models.torch_resnet import resnet50
 from hpctrain.worker.train.torch_rules import make_optimizer
@@ -32,6 +32,7 @@ _RULES: dict[str, dict[str, Any]] = {
     "sgd, the rate inside": {**_SGD, "rate_in_momentum": True},
     "lars": {**_SGD, "rate_in_momentum": True, "undecayed": _LEFT_OUT, "unadapted": _LEFT_OUT},
     "lamb": {"weight_decay": 0.01, "undecayed": _LEFT_OUT, "unadapted": _LEFT_OUT},
+    "rmsprop_to_sgd": {**_SGD, "transition": {"center": 10.0, "period": 5.0, "rmsprop_rate": 0.05}},
     "adam": {},
     "adamw": {"weight_decay": 0.01},
 }
@@ -58,7 +59,7 @@ def one_by_one(settings: Optimizer, optimizer: torch.optim.Optimizer) -> Callabl
                 slots = settings.rule.slots(settings)
                 empty = {slot: each.new_zeros(() if slot in SCALARS else each.shape) for slot in slots}
                 state = states.setdefault(each, empty)
-                change, new = rule.update(group["lr"], each, each.grad, state)
+                change, new = rule.update(UpdateStep(rate=group["lr"], sgd_share=0.5), each, each.grad, state)
                 each.sub_(change)
                 state |= {slot: torch.as_tensor(value, dtype=each.dtype) for slot, value in new.items()}
 
@@ -72,6 +73,9 @@ def calls(device: str) -> dict[str, Callable[[], None]]:
         rule = name.partition(",")[0]
         settings = Optimizer.model_validate({"name": rule, "learning_rate": 0.1, **values}, strict=False)
         optimizer = make_optimizer(settings, network(device))
+        for group in optimizer.param_groups:
+            if "sgd_share" in group:
+                group["sgd_share"] = 0.5
         found[name] = optimizer.step
         if name not in _OF_PYTORCH:
             found[f"{name}, one by one"] = one_by_one(settings, make_optimizer(settings, network(device)))

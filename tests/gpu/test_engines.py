@@ -110,7 +110,7 @@ def shards(tmp_path_factory):
 @pytest.mark.parametrize(
     "recipe",
     [
-        *("goyal2017", "you2017-lars@8192", "lamb", "nvidia-dle", "mlperf-resnet50@3264"),
+        *("goyal2017", "you2017-lars@8192", "lamb", "akiba2017", "nvidia-dle", "mlperf-resnet50@3264"),
         *("torchvision-v2", "rsb2021@A3", "ffcv-rn50@16"),
     ],
 )

@@ -28,6 +28,7 @@ GRADIENTS = [[_random.normal(size=each.shape) for each in START] for _ in range(
 # With a step in which nothing has a gradient, as in a residual block that starts as the identity.
 INTERRUPTED = [*GRADIENTS[:7], [np.zeros_like(each) for each in START], *GRADIENTS[8:]]
 RATES = [0.1 * (1 + math.sin(step)) + 0.01 for step in range(STEPS)]
+SHARES = [step / (STEPS - 1) for step in range(STEPS)]
 
 
 def settings(name: str, **values) -> Optimizer:
@@ -54,6 +55,8 @@ def torch_steps(
     for step in range(first, last):
         for group in optimizer.param_groups:
             group["lr"] = RATES[step]
+            if "sgd_share" in group:
+                group["sgd_share"] = SHARES[step]
         for parameter, gradient in zip(model.parameters(), gradients[step], strict=True):
             parameter.grad = torch.tensor(gradient, dtype=parameter.dtype)
         optimizer.step()
@@ -87,6 +90,8 @@ def keras_steps(
     path = []
     for step in range(first, last):
         optimizer.learning_rate.assign(RATES[step])
+        if hasattr(optimizer, "sgd_share"):
+            optimizer.sgd_share.assign(SHARES[step])
         apply([tf.constant(gradient.T, variables[0].dtype) for gradient in gradients[step]])
         path.append([variable.numpy().T.copy() for variable in variables])
     return path

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.optimizers import Transition
 from hpctrain.common.recipes.schedule import Schedule
 from hpctrain.common.recipes.schema import Recipe
 
@@ -116,3 +117,18 @@ def learning_rate(recipe: Recipe, samples: int) -> LearningRate:
         iterations_per_epoch=iterations,
         epochs=recipe.epochs,
     )
+
+
+def sgd_share(epoch: float, transition: Transition) -> float:
+    """SGD's part in the update of rmsprop_to_sgd (Akiba et al. 2017, arXiv 1711.04325), through the whole of an epoch.
+
+    With e the epoch that has begun, c the ``transition.center`` and p its ``period``: exp(2 (e - c) / p) / 2 before c,
+    then 1/2 + 2 (e - c) / p, and 1 from c + p/2 on. RMSprop's part is what is left, times ``transition.rmsprop_rate``.
+
+    That is the formula as it is published: it passes 1 at c + p/4, so that with the paper's c = 10 and p = 5 epoch 12
+    has 1.3, and RMSprop's part of that epoch is negative.
+    """
+    periods = (math.floor(epoch) - transition.center) / transition.period
+    if periods < 0:
+        return math.exp(2 * periods) / 2
+    return 0.5 + 2 * periods if periods < 0.5 else 1.0

@@ -48,6 +48,18 @@ class Operations:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UpdateStep:
+    """The values of one step that are the same for all parameters.
+
+    Attributes:
+        sgd_share: for rmsprop_to_sgd, SGD's part in the update.
+    """
+
+    rate: Any
+    sgd_share: Any = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rule:
     """A recipe's update for the parameters of one kind, of every optimizer but adam and adamw."""
 
@@ -60,9 +72,9 @@ class Rule:
         """The weight decay of the kind."""
         return decay(self.settings, self.kind)
 
-    def update(self, rate: Any, w: Array, g: Array, state: State) -> tuple[Array, State]:
+    def update(self, step: UpdateStep, w: Array, g: Array, state: State) -> tuple[Array, State]:
         """The change to subtract from ``w``, and the new state."""
-        return FORMULAS[self.settings.name](self, rate, w, g, state)
+        return FORMULAS[self.settings.name](self, step, w, g, state)
 
     def decayed(self, g: Array, w: Array) -> Array:
         """The gradient with the decay of the parameters in it."""
@@ -87,7 +99,7 @@ def _among(kind: ParameterKind, named: Iterable[Kind]) -> bool:
     return any(kind in _MEMBERS[name] for name in named)
 
 
-def sgd(rule: Rule, rate: Any, w: Array, g: Array, state: State) -> tuple[Array, State]:
+def sgd(rule: Rule, step: UpdateStep, w: Array, g: Array, state: State) -> tuple[Array, State]:
     """Stochastic gradient descent with momentum (Goyal et al. 2017, arXiv 1706.02677, section 3).
 
     With d = g + beta w:
@@ -96,10 +108,10 @@ def sgd(rule: Rule, rate: Any, w: Array, g: Array, state: State) -> tuple[Array,
     - rate_in_momentum: v = m v + rate d, w -= v; with Nesterov's momentum w -= rate d + m v: Keras' SGD. With the
       paper's momentum correction, equation 10, this is equation 9 again.
     """
-    return _with_momentum(rule, rate, rule.decayed(g, w), state)
+    return _with_momentum(rule, step, rule.decayed(g, w), state)
 
 
-def lars(rule: Rule, rate: Any, w: Array, g: Array, state: State) -> tuple[Array, State]:
+def lars(rule: Rule, step: UpdateStep, w: Array, g: Array, state: State) -> tuple[Array, State]:
     """Layer-wise adaptive rate scaling (You et al. 2017, arXiv 1708.03888, algorithm 1).
 
     lambda = eta |w| / (|g| + beta |w| + epsilon), or with trust_denominator norm_of_sum
@@ -107,7 +119,7 @@ def lars(rule: Rule, rate: Any, w: Array, g: Array, state: State) -> tuple[Array
     rate_in_momentum: v = m v + rate lambda (g + beta w), w -= v. The ratio is 1 where a norm is 0, as in MLPerf's
     reference, and for the unadapted kinds; the paper states neither. Its epsilon is 0.
     """
-    return _with_momentum(rule, rate, _adapted(rule, w, g) if rule.adapted else rule.decayed(g, w), state)
+    return _with_momentum(rule, step, _adapted(rule, w, g) if rule.adapted else rule.decayed(g, w), state)
 
 
 def _adapted(rule: Rule, w: Array, g: Array) -> Array:
@@ -124,7 +136,7 @@ def _adapted(rule: Rule, w: Array, g: Array) -> Array:
     return d * rule.ratio(numerator, d_norm + settings.divisor_epsilon, (w_norm > 0) & (g_norm > 0))
 
 
-def lamb(rule: Rule, rate: Any, w: Array, g: Array, state: State) -> tuple[Array, State]:
+def lamb(rule: Rule, step: UpdateStep, w: Array, g: Array, state: State) -> tuple[Array, State]:
     """Layer-wise adaptive moments for batch training (You et al. 2020, arXiv 1904.00962, algorithm 2).
 
     m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2, both divided by 1 - beta^t with bias_correction;
@@ -143,27 +155,48 @@ def lamb(rule: Rule, rate: Any, w: Array, g: Array, state: State) -> tuple[Array
     if rule.adapted:
         w_norm, r_norm = rule.ops.norm(w), rule.ops.norm(r)
         r = r * rule.ratio(w_norm, r_norm, (w_norm > 0) & (r_norm > 0))
-    return r * rate, {"mean": mean, "square": square, "updates": updates}
+    return r * step.rate, {"mean": mean, "square": square, "updates": updates}
 
 
-FORMULAS: dict[OptimizerName, Callable[[Rule, Any, Array, Array, State], tuple[Array, State]]] = {
+def rmsprop_to_sgd(rule: Rule, step: UpdateStep, w: Array, g: Array, state: State) -> tuple[Array, State]:
+    """RMSprop at first, SGD in the end (Akiba et al. 2017, arXiv 1711.04325, section 3).
+
+    With d = g + beta w: s = rho s + (1 - rho) d^2, v = m v + (a + b / (sqrt(s) + epsilon)) d, w -= rate v, where a is
+    SGD's share and b = (1 - a) rmsprop_rate, the paper's (1 - alpha_SGD) eta_RMSprop / eta_SGD.
+    """
+    transition = rule.settings.transition
+    assert transition is not None
+    d = rule.decayed(g, w)
+    square = state["square"] * transition.square_decay + d * d * (1 - transition.square_decay)
+    rate = (1 - step.sgd_share) * transition.rmsprop_rate
+    change, new = _with_momentum(
+        rule,
+        step,
+        d * step.sgd_share + d / (rule.ops.sqrt(square) + rule.settings.divisor_epsilon) * rate,
+        state,
+    )
+    return change, {"square": square, **new}
+
+
+FORMULAS: dict[OptimizerName, Callable[[Rule, UpdateStep, Array, Array, State], tuple[Array, State]]] = {
     "sgd": sgd,
     "lars": lars,
     "lamb": lamb,
+    "rmsprop_to_sgd": rmsprop_to_sgd,
 }
 """The rule of each optimizer that is not the frameworks' own, as adam and adamw are."""
 
 
-def _with_momentum(rule: Rule, rate: Any, d: Array, state: State) -> tuple[Array, State]:
+def _with_momentum(rule: Rule, step: UpdateStep, d: Array, state: State) -> tuple[Array, State]:
     """The change by a direction, see :func:`sgd`."""
     settings, m = rule.settings, rule.settings.momentum
     if not m:
-        return d * rate, {}
+        return d * step.rate, {}
     if settings.rate_in_momentum:
-        d = d * rate
+        d = d * step.rate
     v = state["momentum"] * m + d
     change = d + v * m if settings.nesterov else v
-    return (change if settings.rate_in_momentum else change * rate), {"momentum": v}
+    return (change if settings.rate_in_momentum else change * step.rate), {"momentum": v}
 
 
 def _one_minus_power(rule: Rule, beta: float, exponent: Array) -> Array:

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from hpctrain.common.files.checked_yaml import Section
 from hpctrain.common.recipes.keys import CheckedSection, Fraction, NotNegative, Of, Positive
 
-OptimizerName = Literal["sgd", "adam", "adamw", "lars", "lamb"]
+OptimizerName = Literal["sgd", "adam", "adamw", "lars", "lamb", "rmsprop_to_sgd"]
 # Parameters by what they are to their layer: gamma and beta of any normalisation, the same without those on a residual
 # network's projected shortcuts, and any other layer's bias.
 Kind = Literal["norm", "main_path_norm", "bias"]
@@ -21,9 +22,18 @@ Kind = Literal["norm", "main_path_norm", "bias"]
 SCALARS = frozenset({"updates"})
 """These states are numbers; all others are arrays of the parameter's shape."""
 
-_MOMENTUM = Of("name", "sgd lars")
+_MOMENTUM = Of("name", "sgd lars rmsprop_to_sgd")
 _LARS = Of("name", "lars")
 _BETAS = Of("name", "adam adamw lamb")
+
+
+class Transition(Section):
+    """The transition from RMSprop to SGD (Akiba et al. 2017, arXiv 1711.04325, section 3)."""
+
+    center: Positive = Field(description="epoch at which SGD's part is one half")
+    period: Positive = Field(description="half of it after the center, SGD's part is 1")
+    rmsprop_rate: Positive = Field(description="RMSprop's part in units of SGD's rate")
+    square_decay: Fraction = Field(0.99, description="share of the running mean of squared gradients that is kept")
 
 
 class Optimizer(CheckedSection):
@@ -46,7 +56,7 @@ class Optimizer(CheckedSection):
     bias_correction: Annotated[bool, Of("name", "lamb")] = Field(
         True, description="the running means are divided by 1 - beta^t"
     )
-    epsilon: Annotated[NotNegative | None, Of("name", "adam adamw lars lamb")] = Field(
+    epsilon: Annotated[NotNegative | None, Of("name", "adam adamw lars lamb rmsprop_to_sgd")] = Field(
         None, description="by default 1e-8; lars 0, lamb 1e-6"
     )
     trust_coefficient: Annotated[Positive, _LARS] = Field(0.001, description="the paper's eta")
@@ -59,6 +69,7 @@ class Optimizer(CheckedSection):
     unadapted: Annotated[tuple[Kind, ...], Of("name", "lars lamb")] = Field(
         (), description="parameters whose trust ratio is 1"
     )
+    transition: Annotated[Transition | None, Of("name", "rmsprop_to_sgd")] = None
     rates: dict[str, Positive] = Field(
         {},
         description="factors of the learning rate by patterns of names of parameters, or of modules that hold them; "
@@ -83,6 +94,8 @@ class Optimizer(CheckedSection):
             yield "trust_decay is for trust_denominator: sum_of_norms"
         if self.name == "adam" and self.weight_decay:
             yield "weight_decay does not belong to adam: frameworks disagree on its meaning; adamw has one"
+        if self.name == "rmsprop_to_sgd" and self.transition is None:
+            yield "rmsprop_to_sgd needs transition, and only it has one"
 
 
 def _velocity(settings: Optimizer) -> tuple[str, ...]:
@@ -126,4 +139,8 @@ UPDATE_RULES: Mapping[OptimizerName, UpdateRule] = {
     "adamw": _ADAM,
     "lars": UpdateRule(epsilon=0.0, adapts=True, example={"momentum": 0.9}, temporary=_of_momentum),
     "lamb": UpdateRule(slots=lambda settings: ("mean", "square", "updates"), epsilon=1e-6, adapts=True, averages=True),
+    "rmsprop_to_sgd": UpdateRule(
+        slots=lambda settings: ("square", *_velocity(settings)),
+        example={"momentum": 0.9, "transition": {"center": 10.0, "period": 5.0, "rmsprop_rate": 1.0}},
+    ),
 }

@@ -39,6 +39,9 @@ class BatchNormSettings(Section):
     )
     momentum: Fraction = Field(0.9, description="share of the running statistics that is kept at each step")
     epsilon: Positive = Field(1e-5, description="added to the variance")
+    statistics: Literal["running", "last_batch"] = Field(
+        "running", description="what validation uses: running averages, or the last batch's (Akiba et al. 2017)"
+    )
 
 
 class _Network(CheckedSection):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from hpctrain.common.recipes.augmentation import Averaging, Mixing
-from hpctrain.common.recipes.optimizers import Optimizer
+from hpctrain.common.recipes.optimizers import Optimizer, Transition
 from hpctrain.common.recipes.schedule import Schedule
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import Batch, Images
@@ -36,8 +36,8 @@ def smoke(recipe: Recipe) -> Recipe:
 
     All that is counted in epochs shrinks alike, so that warm-up, milestones and ramps are gone through. The rates
     follow the batch: linearly (Goyal et al. 2017, arXiv 1706.02677, section 2.1), with rules that adapt the size of
-    their steps by its square root (You et al. 2019, arXiv 1904.00962). A GPT's are the larger, the narrower it becomes
-    (Yang et al. 2022, arXiv 2203.03466, table 3).
+    their steps by its square root (You et al. 2019, arXiv 1904.00962), and RMSprop's part of a transition not at all. A
+    GPT's are the larger, the narrower it becomes (Yang et al. 2022, arXiv 2203.03466, table 3).
     Images that cannot be decoded are left out. A GPT is made small too, computes in float32, as processors are slow in
     16 bits, and reads the bytes of text that ships with Python where ``data.path`` names none. What comes out says that
     the recipe runs, and nothing about its result.
@@ -51,7 +51,7 @@ def smoke(recipe: Recipe) -> Recipe:
         "name": f"{recipe.name}-smoke",
         "model": _model(recipe),
         "batch": _batch(recipe.batch),
-        "optimizer": _optimizer(recipe),
+        "optimizer": _optimizer(recipe, shrunk),
         "schedule": _schedule(recipe, shrunk),
         "epochs": EPOCHS,
         "smoke": True,
@@ -89,10 +89,15 @@ def _factor(recipe: Recipe) -> float:
     return math.sqrt(ratio) * narrower
 
 
-def _optimizer(recipe: Recipe) -> Optimizer:
+def _optimizer(recipe: Recipe, shrunk: _Shrunk) -> Optimizer:
     settings, base = recipe.optimizer, recipe.schedule.base_batch
     peak = settings.learning_rate * _factor(recipe) * (_usual_batch(recipe) / base if base else 1)
     values = {**dict(settings), "learning_rate": peak * _MICRO_BATCH / _BATCH if base else peak}
+    if settings.transition:
+        transition = settings.transition
+        epochs = {"center": shrunk(transition.center), "period": shrunk(transition.period)}
+        own = {"rmsprop_rate": transition.rmsprop_rate / _factor(recipe)}
+        values["transition"] = Transition.model_validate({**dict(transition), **epochs, **own})
     return Optimizer.model_validate(values)
 
 

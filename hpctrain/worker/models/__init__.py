@@ -37,7 +37,7 @@ def build(model: ModelSettings, framework: Framework, comm: Communicator | None 
     norm = functools.partial(
         getattr(layers, f"{framework.capitalize()}BatchNorm"),
         extent=extent(settings, comm, at_once=at_once),
-        momentum=settings.momentum,
+        momentum=0.0 if settings.statistics == "last_batch" else settings.momentum,
         epsilon=settings.epsilon,
     )
     return make(model.classes or IMAGENET_CLASSES, zero_gamma=model.zero_gamma, weights=model.weights, norm=norm)

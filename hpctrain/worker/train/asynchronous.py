@@ -202,7 +202,7 @@ class AsynchronousLoop(Loop):
         scale = self._comm.size / len(part.indices)
         rate = self._learning_rate
         samples = self._completed(stream, pieces, own.count)
-        loss = self._trainer.step(samples, self._feed.count(part.indices), scale, rate)
+        loss = self._trainer.step(samples, self._feed.count(part.indices), scale, rate, self._sgd_share, None)
         self._watch.check(self._iteration + 1, self._epoch + 1, loss)
         return loss
 

@@ -8,7 +8,7 @@ import keras
 from keras import layers, ops
 
 from hpctrain.common.optim import rules
-from hpctrain.common.optim.rules import Operations, ParameterKind, Rule
+from hpctrain.common.optim.rules import Operations, ParameterKind, Rule, UpdateStep
 from hpctrain.common.recipes.optimizers import SCALARS, Optimizer
 
 _NORMALISATIONS = (
@@ -27,7 +27,8 @@ _OPERATIONS = Operations(
 def make_optimizer(settings: Optimizer, model: keras.Model) -> keras.optimizers.Optimizer:
     """The optimizer of a recipe for the trainable variables of a built model.
 
-    Keras' own for adam and adamw. It clips gradients as the recipe says. Assign ``learning_rate`` before each step.
+    Keras' own for adam and adamw. Assign ``learning_rate`` before each step, and for rmsprop_to_sgd ``sgd_share``
+    (:func:`hpctrain.common.optim.learning_rate.sgd_share`) too. The optimizer clips gradients as the recipe says.
     """
     kinds = parameter_kinds(model)
     rate, epsilon, (beta1, beta2) = settings.learning_rate, settings.divisor_epsilon, settings.betas
@@ -72,6 +73,8 @@ class KerasRuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     def __init__(self, settings: Optimizer, kinds: list[ParameterKind]) -> None:
         super().__init__(learning_rate=settings.learning_rate, global_clipnorm=settings.clip_norm)
         self._settings, self._kinds = settings, kinds
+        if self._settings.transition:
+            self.sgd_share = self.add_variable((), initializer="ones", name="sgd_share")
 
     def build(self, variables: list[Any]) -> None:
         """Create the state of each variable."""
@@ -88,9 +91,11 @@ class KerasRuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         """Update one variable."""
         index, dtype = self._get_variable_index(variable), variable.dtype
         state = self._states[index]
+        share = ops.cast(self.sgd_share, dtype) if self._settings.transition else 1.0
+        step = UpdateStep(rate=ops.cast(learning_rate, dtype), sgd_share=share)
         values = {name: ops.convert_to_tensor(slot) for name, slot in state.items()}
         weights, gradient = ops.convert_to_tensor(variable), ops.cast(ops.convert_to_tensor(gradient), dtype)
-        change, new = self._rules[index].update(ops.cast(learning_rate, dtype), weights, gradient, values)
+        change, new = self._rules[index].update(step, weights, gradient, values)
         self.assign_sub(variable, change)
         for name, value in new.items():
             self.assign(state[name], value)

@@ -70,6 +70,7 @@ class KerasTrainer(Trainer):
             tf.constant(255 * np.array(each, np.float32)) for each in (recipe.images.mean, recipe.images.deviation)
         )
         self._loss = KerasLoss.of(recipe)
+        self._has_transition = recipe.optimizer.transition is not None
         self._clips = recipe.optimizer.clip_norm is not None
         # Sums of a step's micro-batch gradients, made at the first step with several micro-batches.
         self._sums: list[tf.Variable] = []
@@ -96,6 +97,7 @@ class KerasTrainer(Trainer):
         count: int,
         scale: float,
         learning_rate: float,
+        sgd_share: float,
         average: float | None = None,
     ) -> float:
         self._averaging_seconds = 0.0
@@ -104,6 +106,8 @@ class KerasTrainer(Trainer):
         # Called before the graph, which contains the update.
         self.before_update()
         self._rule.learning_rate.assign(learning_rate)
+        if self._has_transition:
+            self._rule.sgd_share.assign(sgd_share)
         with original_errors_raised():
             if count == 1:
                 (part,) = parts

@@ -13,7 +13,7 @@ import numpy as np
 
 from hpctrain.common.checkpoints.manifest import SavedProgress
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.optim.learning_rate import learning_rate
+from hpctrain.common.optim.learning_rate import learning_rate, sgd_share
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import (
@@ -283,7 +283,7 @@ class Loop:
         self._ahead.seconds = 0.0
         parts, rate = self._completed(stream, self._feed.parts(batch), own.count), self._begun.learning_rate
         self._local.begin(self._steps / self._rate.iterations_per_epoch)
-        own_loss = self._trainer.step(parts, count, scale, rate, self._average)
+        own_loss = self._trainer.step(parts, count, scale, rate, self._sgd_share, self._average)
         if not self._local.end(own_loss, last=self._steps_left == 1):
             self._record_step(own_loss)
             return False
@@ -349,6 +349,11 @@ class Loop:
     def _learning_rate(self) -> float:
         """The schedule's learning rate at this step, scaled linearly with a batch that was shrunk."""
         return self._rate(self._steps) * (self._batch_size / self._recipe.global_batch)
+
+    @property
+    def _sgd_share(self) -> float:
+        transition = self._recipe.optimizer.transition
+        return sgd_share(self._steps / self._rate.iterations_per_epoch, transition) if transition else 1.0
 
     @property
     def _average(self) -> float | None:

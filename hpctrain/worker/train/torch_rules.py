@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hpctrain.common.optim import rules
-from hpctrain.common.optim.rules import TOGETHER, Array, Operations, ParameterKind, Rule
+from hpctrain.common.optim.rules import TOGETHER, Array, Operations, ParameterKind, Rule, UpdateStep
 from hpctrain.common.recipes.optimizers import SCALARS, Optimizer
 from hpctrain.worker.adapters.torch.tensor_pieces import is_dtensor, laid_out, local_tensor
 from hpctrain.worker.train.torch_finetuning import rate_factors
@@ -31,7 +31,8 @@ def make_optimizer(settings: Optimizer, model: nn.Module, *, divided: bool = Fal
     """The optimizer of a recipe for the trained parameters of a model, grouped by their settings.
 
     It is PyTorch's own where the update is the same. Before each step, set ``lr`` of all groups to the rate times the
-    group's ``factor``.
+    group's ``factor``, and for rmsprop_to_sgd ``sgd_share`` too
+    (:func:`hpctrain.common.optim.learning_rate.sgd_share`).
 
     Args:
         divided: the parameters will be divided over ranks; what divides them then chooses PyTorch's kernels.
@@ -162,7 +163,10 @@ class TorchRuleOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, groups: list[dict[str, Any]], settings: Optimizer) -> None:
-        super().__init__(groups, {"lr": settings.learning_rate})
+        defaults: dict[str, Any] = {"lr": settings.learning_rate}
+        if settings.transition:
+            defaults["sgd_share"] = 1.0
+        super().__init__(groups, defaults)
         self._settings, self._names = settings, settings.rule.slots(settings)
 
     @torch.no_grad()
@@ -178,7 +182,7 @@ class TorchRuleOptimizer(torch.optim.Optimizer):
         w = [local_tensor(parameter) for parameter in parameters]
         slots = {name: [self._slot(parameter, name) for parameter in parameters] for name in self._names}
         change, new = rule.update(
-            group["lr"],
+            UpdateStep(rate=group["lr"], sgd_share=group.get("sgd_share", 1.0)),
             TensorList(w),
             TensorList(map(_gradient, parameters)),
             {name: torch.stack(slot) if name in SCALARS else TensorList(slot) for name, slot in slots.items()},

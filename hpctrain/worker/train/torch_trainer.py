@@ -135,6 +135,7 @@ class TorchTrainer(Trainer):
         count: int,
         scale: float,
         learning_rate: float,
+        sgd_share: float,
         average: float | None = None,
     ) -> float:
         self._average_weight = average
@@ -149,6 +150,8 @@ class TorchTrainer(Trainer):
             module.eval()
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate * group["factor"]
+            if "sgd_share" in group:
+                group["sgd_share"] = sgd_share
         self._optimizer.zero_grad()
         losses = [self._backward(part, scale, number, count) for number, part in enumerate(parts, start=1)]
         gradients = values_of(self._gradients())

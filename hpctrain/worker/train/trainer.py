@@ -137,6 +137,7 @@ class Trainer(Stateful):
         count: int,
         scale: float,
         learning_rate: float,
+        sgd_share: float,
         average: float | None = None,
     ) -> float:
         """Update by the gradient of the returned loss, averaged over the ranks.
@@ -150,6 +151,7 @@ class Trainer(Stateful):
             parts: this rank's micro-batches, ``count`` on every rank, none of them empty, each valid until the next is
                 asked for. Only the sum of their gradients is reduced.
             scale: the factor of the sum of the samples' losses.
+            sgd_share: SGD's share of this step, for an optimizer with a transition.
             average: how far the average moves to the parameters after the update, 0 to 1, where the recipe has one.
                 None leaves it unchanged, as does an update that is left out.
 

@@ -55,7 +55,7 @@ def steps_ahead(trainer: TorchTrainer, recipe: Recipe, parts: list[Samples]) -> 
 
     def step() -> None:
         trainer.meanwhile = ahead.fetch
-        trainer.step(itertools.islice(ahead, len(parts)), len(parts), scale, 1e-4)
+        trainer.step(itertools.islice(ahead, len(parts)), len(parts), scale, 1e-4, 0.0)
         trainer.meanwhile = lambda: None
 
     return step

@@ -35,7 +35,7 @@ for scale in (1.0, 1.0, 1.0, 1e20, 1.0):
     images, labels = random.random((8, 8, 8, 1), np.float32), random.integers(0, 10, 8)
     before = weights(trainers[1])
     for trainer in trainers:
-        trainer.step([Samples(images=images * np.float32(scale), labels=labels)], 1, 1 / 8, 0.5)
+        trainer.step([Samples(images=images * np.float32(scale), labels=labels)], 1, 1 / 8, 0.5, 1.0)
         # Its loss is finite, and the norm of its gradients is not.
         assert trainer.faulty is (scale > 1)
     assert np.array_equal(before, weights(trainers[1])) is (scale > 1)

@@ -21,6 +21,7 @@ RULES = {
     "sgd": {**DECAYED, "momentum": 0.9, "rate_in_momentum": True},
     "lars": {**DECAYED, "momentum": 0.9, "rate_in_momentum": True, "trust_coefficient": 0.1},
     "lamb": DECAYED,
+    "rmsprop_to_sgd": {**DECAYED, "transition": {"center": 10.0, "period": 5.0, "rmsprop_rate": 0.05}},
 }
 # Along which dimension each axis of the mesh divides a parameter. Six rows do not divide by four.
 PLACEMENTS = [(Shard(0), Shard(0)), (Replicate(), Shard(1)), (Shard(0), Replicate()), (Replicate(), Replicate())]
@@ -59,6 +60,8 @@ def trained(model: nn.Module, rule: Optimizer) -> list[torch.Tensor]:
     for step in range(5):
         for group in optimizer.param_groups:
             group["lr"] = 0.1 / (step + 1)
+            if "sgd_share" in group:
+                group["sgd_share"] = step / 4
         for number, parameter in enumerate(model.parameters()):
             parameter.grad = gradient(parameter, step, number)
         optimizer.step()

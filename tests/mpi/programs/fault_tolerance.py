@@ -101,7 +101,7 @@ class Mortal:
     def updates(self, updates):
         self._trainer.updates = updates
 
-    def step(self, parts, count, scale, rate, average=None):
+    def step(self, parts, count, scale, rate, sgd_share, average=None):
         parts = list(parts)
         step = self.iteration() + 1
         self._die("forward", step)
@@ -116,7 +116,7 @@ class Mortal:
         if late:
             self._find_out_late()
         try:
-            loss = self._trainer.step(parts, count, scale, rate, average)
+            loss = self._trainer.step(parts, count, scale, rate, sgd_share, average)
         except RanksLostError:
             # Its samples are in the mean, by which the others have updated.
             if late:

@@ -240,7 +240,7 @@ def an_overflow_on_one_rank_leaves_the_update_out_on_all() -> None:
     images = np.random.default_rng(RANK).normal(size=(4, 8, 8, 1)).astype(np.float32)
     weights, scales = [], []
     for factor in (1.0, np.inf if RANK == SIZE - 1 else 1.0, 1.0):
-        trainer.step([Samples(images=images, labels=np.arange(4))], 1, factor / 400, 0.02)
+        trainer.step([Samples(images=images, labels=np.arange(4))], 1, factor / 400, 0.02, 1.0)
         weights.append(np.concatenate([each.ravel() for each in trainer.model.get_weights()]))
         scales += [float(value) for name, value in trainer.state().items() if name.endswith("dynamic_scale")]
     first, skipped, last = weights
@@ -252,7 +252,7 @@ def an_overflow_on_one_rank_leaves_the_update_out_on_all() -> None:
     trainer = KerasTrainer(recipe_runs.recipe(**values).at(SIZE), COMM)
     before = trainer.model.get_weights()
     images[0] = np.nan if RANK == SIZE - 1 else images[0]
-    trainer.step([Samples(images=images, labels=np.arange(4))], 1, 1 / 400, 0.02)
+    trainer.step([Samples(images=images, labels=np.arange(4))], 1, 1 / 400, 0.02, 1.0)
     assert trainer.faulty and all(map(np.array_equal, before, trainer.model.get_weights()))
 
 

@@ -55,7 +55,7 @@ def faulty(framework: str, comm: Communicator, output: str) -> dict[str, np.ndar
     )
     trainer = new_trainer(framework, settings, comm)
     trainer.alone = trainer.guard.apart = True
-    trainer.step([samples[np.arange(5) + comm.rank]], 1, 0.1, 0.05)
+    trainer.step([samples[np.arange(5) + comm.rank]], 1, 0.1, 0.05, 1.0)
     trainer.outer.step()
     if comm.rank == comm.size - 1:
         spoil(trainer)

@@ -75,7 +75,7 @@ def overflow(comm: Communicator) -> dict[str, np.ndarray]:
     results = {}
     for number, factor in enumerate([1.0, np.inf if comm.rank == comm.size - 1 else 1.0, 1.0]):
         own = train[np.arange(8) + 8 * comm.rank]
-        trainer.step([own], 1, factor / 8, 0.02)
+        trainer.step([own], 1, factor / 8, 0.02, 1.0)
         flat = [parameter.detach().numpy().ravel() for parameter in trainer.model.parameters()]
         results[f"fp16 {number}"] = np.concatenate(flat)
         results[f"fp16 {number} scale"] = trainer.state()["scaler.scale"]

@@ -17,6 +17,7 @@ from support.optimizer_runs import (
     INTERRUPTED,
     KINDS,
     RATES,
+    SHARES,
     START,
     Arrays,
     distance,
@@ -68,6 +69,13 @@ LAMB = {
     "no bias correction": {"weight_decay": 0.1, "bias_correction": False},
 }
 
+_TRANSITION = {"center": 10.0, "period": 5.0, "rmsprop_rate": 0.05}
+TRANSITIONS = {
+    "the paper": {"momentum": 0.9, "weight_decay": 0.1, "transition": _TRANSITION},
+    "undecayed": {"momentum": 0.9, "weight_decay": 0.1, "undecayed": NORM_AND_BIAS, "transition": _TRANSITION},
+    "no momentum": {"epsilon": 0.01, "transition": {**_TRANSITION, "square_decay": 0.5}},
+}
+
 
 def numpy_sgd(w, gradients, *, m=0.0, nesterov=False, decay=0.0, inside=False):
     path, v = [], np.zeros_like(w)
@@ -109,6 +117,17 @@ def numpy_lamb(w, gradients, *, betas, eps, decay, adapted, corrected=True):
         r = m / first / (np.sqrt(v / second) + eps) + decay * w
         w_norm, r_norm = np.sqrt(np.sum(w**2)), np.sqrt(np.sum(r**2))
         w = w - rate * (w_norm / r_norm if adapted and w_norm and r_norm else 1.0) * r
+        path.append(w)
+    return path
+
+
+def numpy_transition(w, gradients, *, m, decay, eps, rho, rmsprop_rate):
+    path, s, v = [], np.zeros_like(w), np.zeros_like(w)
+    for g, rate, share in zip(gradients, RATES, SHARES, strict=True):
+        d = g + decay * w
+        s = rho * s + (1 - rho) * d**2
+        v = m * v - (share + (1 - share) * rmsprop_rate / (np.sqrt(s) + eps)) * d
+        w = w + rate * v
         path.append(w)
     return path
 
@@ -189,6 +208,29 @@ def test_lamb(framework, variant):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", PATHS)
+@pytest.mark.parametrize("variant", TRANSITIONS)
+def test_rmsprop_to_sgd(framework, variant):
+    values = TRANSITIONS[variant]
+
+    def reference(w, gradients, kind):
+        return numpy_transition(
+            w,
+            gradients,
+            m=values.get("momentum", 0.0),
+            decay=0.0 if kind in values.get("undecayed", ()) else values.get("weight_decay", 0.0),
+            eps=values.get("epsilon", 1e-8),
+            rho=values["transition"].get("square_decay", 0.99),
+            rmsprop_rate=values["transition"]["rmsprop_rate"],
+        )
+
+    assert (
+        distance(PATHS[framework](settings("rmsprop_to_sgd", **values), INTERRUPTED), of_every_parameter(reference))
+        < 1e-10
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", PATHS)
 @pytest.mark.parametrize("name", ["adam", "adamw"])
 def test_adam_has_the_recipes_betas_epsilon_and_undecayed_kinds(framework, name):
     """Without a trust ratio lamb's r is AdamW's direction. Keras takes the powers of beta in float32, and adds epsilon
@@ -222,6 +264,7 @@ def test_goyals_sgd_gives_the_same_float32_parameters_in_both_frameworks():
         ("sgd", SGD["rate inside"]),
         ("lars", LARS["MLPerf"]),
         ("lamb", LAMB["undecayed"]),
+        ("rmsprop_to_sgd", TRANSITIONS["the paper"]),
     ],
 )
 def test_goes_on_from_its_state(name, values):

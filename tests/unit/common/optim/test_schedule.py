@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.common.optim.learning_rate import LearningRate
+from hpctrain.common.optim.learning_rate import LearningRate, sgd_share
+from hpctrain.common.recipes.optimizers import Transition
 from hpctrain.common.recipes.schedule import Schedule
 from support.digits_recipes import digits_recipe
 from support.refusals import invalid
@@ -149,6 +150,22 @@ def test_never_climbs_after_the_warmup_and_ends_where_it_is_told(rate):
     decays = rate.schedule.name in ENDS and not rate.schedule.decay_steps
     if decays and rate.schedule.climb_steps(1) < rate.epochs:
         assert rate(total) == pytest.approx(rate.schedule.end_rate, rel=1e-9, abs=1e-9 * rate.peak)
+
+
+TRANSITION = Transition(center=10, period=5, rmsprop_rate=1e-3)
+
+
+@given(st.floats(0, 100))
+def test_the_part_of_sgd_is_the_published_formula_at_the_epoch_that_has_begun(epoch):
+    e = math.floor(epoch)
+    share = sgd_share(epoch, TRANSITION)
+    if e < 10:
+        assert share == pytest.approx(0.5 * math.exp(2 * (e - 10) / 5), rel=1e-12)
+        assert share < 0.5
+    elif e < 10 + 5 / 2:
+        assert share == pytest.approx(0.5 + 2 * (e - 10) / 5, rel=1e-12)
+    else:
+        assert share == 1
 
 
 @given(

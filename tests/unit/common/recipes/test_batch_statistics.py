@@ -42,6 +42,7 @@ def with_span(
         ("mlperf-resnet50@65536", 512),
         ("mlperf-resnet50@65536", 4096),
         ("goyal2017", 7),
+        ("akiba2017", 3),
     ],
 )
 def test_published_spans_come_out(name: str, ranks: int) -> None:

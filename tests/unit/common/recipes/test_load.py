@@ -82,7 +82,7 @@ def test_overrides() -> None:
         (
             "optimizer.name=adam",
             "HT-recipe-key-of-another",
-            {"key": "momentum", "owners": "sgd and lars", "name": "adam"},
+            {"key": "momentum", "owners": "sgd, lars and rmsprop_to_sgd", "name": "adam"},
         ),
         ("epochs.of=3", "HT-set-unknown-key", {"override": "epochs.of=3", "parent": "epochs"}),
         ("epochs", "HT-option-bad-value", {"override": "epochs"}),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hpctrain.common.optim.learning_rate import learning_rate
+from hpctrain.common.optim.learning_rate import learning_rate, sgd_share
 from hpctrain.common.recipes.entries import all_entries
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
@@ -99,6 +99,13 @@ def fujitsu() -> tuple[int, int, float, Rate]:
     return epoch_size, 90, 36, rate
 
 
+def akiba() -> tuple[int, int, float, Rate]:
+    steps = IMAGES // 32768
+    base = 0.1 * 32768 / 256
+    parts = [0.5] * 40 + [0.075] * 30 + [0.01] * 15 + [0.001] * 5
+    return steps, 90, 0, lambda t: base * parts[t // steps]
+
+
 def mlperf(batch: int, peak: float, warmup: int, decay_steps: int, epochs: int) -> tuple[int, int, float, Rate]:
     steps = IMAGES // batch
     begin = warmup * steps
@@ -175,6 +182,7 @@ PUBLISHED = {
     ("you2017-lars@16384", 8): you(16384, 33, 12),
     ("you2017-lars@32768", 8): you(32768, 40, 12),
     ("you2017-lars@1024-file", 8): (1251, 100, 10000 / 1251, nvcaffe(9, 1, 10_000, 125_000)),
+    ("akiba2017", 8): akiba(),
     ("lamb", 8): lamb(),
     ("ying2018", 8): google(32768, 34, 12, 3558, 91),
     ("fujitsu2019", 8): fujitsu(),
@@ -276,6 +284,26 @@ def test_the_points_of_mlperf_end_where_their_decay_steps_say() -> None:
     # As the submissions logged lars_opt_learning_rate_decay_steps.
     for name, logged in (("8192", 6095), ("65536", 1133), ("32768-v1", 1653)):
         assert load_recipe(f"mlperf-resnet50@{name}").schedule.decay_steps == logged
+
+
+def test_the_part_of_sgd_in_akibas_transition() -> None:
+    """The formula as it is published, at the epoch that has begun: ports evaluate it once an epoch."""
+    transition = load_recipe("akiba2017").optimizer.transition
+    assert transition is not None
+    expected = {
+        0: math.exp(-4) / 2,
+        5: math.exp(-2) / 2,
+        10: 0.5,
+        11: 0.9,
+        11.99: 0.9,
+        12: 1.3,
+        12.7: 1.3,
+        13: 1,
+        40: 1,
+    }
+    assert {epoch: sgd_share(epoch, transition) for epoch in expected} == pytest.approx(expected, rel=1e-12)
+    # The rate of RMSprop alone, in the first 40 epochs.
+    assert transition.rmsprop_rate * 0.5 * 12.8 == pytest.approx(3e-4, rel=1e-12)
 
 
 def drawn(entry: Recipe) -> tuple[str, float, bool, str, bool]:

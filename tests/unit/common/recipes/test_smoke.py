@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
-from hpctrain.common.optim.learning_rate import LearningRate
+from hpctrain.common.optim.learning_rate import LearningRate, sgd_share
 from hpctrain.common.recipes.entries import all_entries
 from hpctrain.common.recipes.requirements import require_span
 from hpctrain.common.recipes.schema import Recipe
@@ -67,14 +68,24 @@ def test_the_rate_goes_through_the_same_curve(name):
             assert other / shrunk.peak == pytest.approx(one / whole.peak, rel=1e-6)
 
 
-def test_parts_of_a_batch_stay():
+def test_parts_of_a_batch_and_transitions_stay():
     values = RECIPES["digits"].model_dump(mode="json")
+    transition = {"center": 6.0, "period": 5.0, "rmsprop_rate": 0.01, "square_decay": 0.9}
+    optimizer = {"name": "rmsprop_to_sgd", "learning_rate": 0.1, "momentum": 0.9, "transition": transition}
     batch = {"per_rank": 32, "emulated_ranks": 256}
     norm = {"name": "resnet18", "batch_norm": {"span": 64}}
-    changes = {"batch": batch, "epochs": 30, "model": {**values["model"], **norm}}
+    changes = {"optimizer": optimizer, "batch": batch, "epochs": 30, "model": {**values["model"], **norm}}
     small = smoke(Recipe.model_validate_json(json.dumps({**values, **changes})))
     assert (small.at(2).global_batch, small.at(2).batch.micro_batch) == (16, 4)
     assert small.model.batch_norm.span == "world"
+    assert small.optimizer.transition.center == pytest.approx(0.6)
+    assert [sgd_share(epoch, small.optimizer.transition) for epoch in (0.9, 1)] == [
+        pytest.approx(math.exp(-2.4) / 2),
+        1.0,
+    ]
+    # RMSprop's own rate, whose steps have no size of the gradient in them, stays.
+    own = schedule(small.at(2), 16).peak * small.optimizer.transition.rmsprop_rate
+    assert own == pytest.approx(0.1 * (32 * 256) / values["schedule"]["base_batch"] * 0.01)
 
 
 @pytest.mark.parametrize(("span", "expected"), [(32, None), (8, 2), (64, "world"), ("world", "world"), (None, None)])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.common.recipes.optimizers import Optimizer
+from hpctrain.common.recipes.optimizers import Optimizer, Transition
 from hpctrain.common.workloads.workload import load_workload
 from hpctrain.control.predict.memory import CONTEXT_BYTES, MemorySettings, memory
 from support import needs
@@ -18,6 +18,7 @@ from support.refusals import refused
 SGD = Optimizer(name="sgd", learning_rate=0.1, momentum=0.9, weight_decay=1e-4)
 ADAM = Optimizer(name="adam", learning_rate=0.1)
 LARS = Optimizer(name="lars", learning_rate=0.1, momentum=0.9, weight_decay=0.01)
+TRANSITION = Transition(center=10, period=5, rmsprop_rate=0.1)
 
 
 def tracked(name: str, batch: int, settings: MemorySettings) -> int:
@@ -104,6 +105,8 @@ def test_resnet50_takes_what_is_tracked(batch: int, optimizer: Optimizer) -> Non
         {"name": "lars", "momentum": 0.9, "trust_denominator": "norm_of_sum"},
         {"name": "sgd", "momentum": 0.9, "rate_in_momentum": True},
         {"name": "sgd", "momentum": 0.9, "rate_in_momentum": True, "nesterov": True},
+        {"name": "rmsprop_to_sgd", "transition": TRANSITION},
+        {"name": "rmsprop_to_sgd", "momentum": 0.9, "transition": TRANSITION},
     ],
     ids=repr,
 )

@@ -63,7 +63,7 @@ PLAN = [1.0, None, 0.3, 0.3, None, 0.05]
 
 def steps(trainer, plan=PLAN, first: int = 0, model: str = "resnet18") -> None:
     for number, weight in enumerate(plan, start=first):
-        trainer.step([batch(number, model=model)], 1, 1 / 4, 0.05, weight)
+        trainer.step([batch(number, model=model)], 1, 1 / 4, 0.05, 1.0, weight)
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_torch_averages_have_the_bits_of_torchs_own():
         trainer.model, multi_avg_fn=lambda *tensors: get_ema_multi_avg_fn(rule["decay"])(*tensors), use_buffers=True
     )
     for number, weight in enumerate(PLAN):
-        trainer.step([batch(number)], 1, 1 / 4, 0.05, weight)
+        trainer.step([batch(number)], 1, 1 / 4, 0.05, 1.0, weight)
         if weight is not None:
             rule["decay"] = 1 - weight
             # 0 makes a copy, as torchvision does in its warm-up
@@ -129,7 +129,7 @@ def test_a_training_goes_on_with_the_same_bits_from_its_state(framework, model):
     whole = started(framework, model)
     steps(whole, model=model)
     before = averages(whole)
-    whole.step([batch(7, model=model)], 1, np.nan, 0.05, 0.5)
+    whole.step([batch(7, model=model)], 1, np.nan, 0.05, 1.0, 0.5)
     assert whole.faulty
     after = averages(whole)
     for name, value in before.items():

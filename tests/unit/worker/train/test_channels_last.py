@@ -22,12 +22,14 @@ COMM = SingleCommunicator("test")
 
 MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-3}
 LARS = {**MOMENTUM, "rate_in_momentum": True, "trust_coefficient": 0.02}
+TRANSITION = {"center": 1.0, "period": 1.0, "rmsprop_rate": 0.005}
 # For each optimizer, with what else lies in memory as its parameters do.
 CASES: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": {"name": "sgd", "learning_rate": 0.02, **MOMENTUM}, "averaging": {"decay": 0.8}},
     "adamw": {"optimizer": {"name": "adamw", "learning_rate": 1e-3, "weight_decay": 0.1, "clip_norm": 1.0}},
     "lars": {"optimizer": {"name": "lars", "learning_rate": 0.5, **LARS}},
     "lamb": {"optimizer": {"name": "lamb", "learning_rate": 0.01, "weight_decay": 0.01}},
+    "rmsprop": {"optimizer": {"name": "rmsprop_to_sgd", "learning_rate": 0.02, **MOMENTUM, "transition": TRANSITION}},
 }
 
 
@@ -65,7 +67,7 @@ def train(trainer: TorchTrainer) -> None:
         parts = [
             Samples(images=random.random((4, 8, 8, 1), np.float32), labels=random.integers(0, 10, 4)) for _ in range(2)
         ]
-        trainer.step(parts, 2, 1 / 8, rate, 0.2 if trainer._average else None)
+        trainer.step(parts, 2, 1 / 8, rate, number / 3, 0.2 if trainer._average else None)
 
 
 def assert_near(one: TorchTrainer, other: TorchTrainer) -> None:

@@ -21,6 +21,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"weight_decay": 0.1},
     "lars": {"momentum": 0.9, "rate_in_momentum": True, "trust_coefficient": 0.01},
     "lamb": {"weight_decay": 0.1},
+    "rmsprop_to_sgd": {"transition": {"center": 10.0, "period": 5.0, "rmsprop_rate": 0.05}},
 }
 
 
@@ -54,10 +55,10 @@ def reads(patch: pytest.MonkeyPatch, optimizer: str, precision: str, parts: int)
     ]
     # The first steps make the optimizer's state, lower the scale of fp16, and prove that the ranks train.
     for _ in range(8):
-        trainer.step(samples, parts, 1 / parts, 0.01)
+        trainer.step(samples, parts, 1 / parts, 0.01, 1.0)
     counted = Reads(patch)
     with counted:
-        trainer.step(samples, parts, 1 / parts, 0.01)
+        trainer.step(samples, parts, 1 / parts, 0.01, 1.0)
     return counted.count
 
 

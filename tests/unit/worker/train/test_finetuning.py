@@ -54,7 +54,7 @@ def batches() -> list[Samples]:
 def step(trainer: TorchTrainer, number: int, parts: int = 1) -> float:
     batch = batches()[number]
     pieces = np.array_split(np.arange(len(batch)), parts)
-    return trainer.step([batch[piece] for piece in pieces], parts, 1 / len(batch), RATES[number])
+    return trainer.step([batch[piece] for piece in pieces], parts, 1 / len(batch), RATES[number], 1.0)
 
 
 def plain_losses(model: DocumentedResNet) -> list[float]:

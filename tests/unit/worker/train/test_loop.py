@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 
 import numpy as np
@@ -39,12 +40,14 @@ class Recorder:
         self.steps: list[tuple[list[list[int]], float, float]] = []
         self.trained: list[list[int]] = []
         self.updates = 0
+        self.sgd_shares: list[float] = []
         self.order: list[str] = []
         self.guard = guard_over()
 
-    def step(self, parts, count, scale, learning_rate, *_):
+    def step(self, parts, count, scale, learning_rate, sgd_share, *_):
         parts = list(parts)
         assert len(parts) == count
+        self.sgd_shares.append(sgd_share)
         self.order.append("step")
         self.trained.append(np.concatenate([part.labels for part in parts]).tolist())
         self.steps.append(([part.labels.tolist() for part in parts], scale, learning_rate))
@@ -247,6 +250,15 @@ def test_statistics_are_averaged_ahead_of_the_checkpoint_and_of_the_evaluation(t
     (tmp_path / "within").mkdir()
     within, _ = run(tmp_path / "within", recipe(), asked=lambda trainer: "a signal")
     assert within.order == ["step", "save"]
+
+
+def test_the_share_of_sgd_follows_the_transition(tmp_path):
+    transition = {"center": 1.0, "period": 1.0, "rmsprop_rate": 0.01}
+    settings = recipe(optimizer={"name": "rmsprop_to_sgd", "learning_rate": 0.1, "transition": transition})
+    trainer, _ = run(tmp_path, settings)
+    # Once an epoch, as Akiba et al. published it: exp(2 (e - 1)) / 2 with a period of 1 up to the centre.
+    assert trainer.sgd_shares == pytest.approx([math.exp(-2) / 2] * 3 + [1 / 2] * 3)
+    assert set(run(tmp_path, recipe())[0].sgd_shares) == {1.0}
 
 
 class Slow(InMemory):

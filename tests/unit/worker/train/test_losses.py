@@ -155,7 +155,7 @@ def test_trainers_take_steps_on_mixed_images(framework, parts):
                 mixture=mixer.mixture(cutout, 0, 8 * step, 8, 8),
             )
 
-        found = trainer.step(map(part, np.array_split(np.arange(8), parts)), parts, 1 / 8, 0.1)
+        found = trainer.step(map(part, np.array_split(np.arange(8), parts)), parts, 1 / 8, 0.1, 1.0)
 
         hot = torch.eye(10)[torch.from_numpy(labels)]
         rows = []

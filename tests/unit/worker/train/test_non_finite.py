@@ -197,7 +197,7 @@ def of_model(trainer: Any) -> dict[str, np.ndarray]:
 
 def one_step(trainer: Any, part: Samples, scale: float | None = None, parts: int = 1) -> float:
     pieces = np.array_split(np.arange(len(part)), parts)
-    return float(trainer.step((part[p] for p in pieces), parts, scale or 1 / len(part), 0.05))
+    return float(trainer.step((part[p] for p in pieces), parts, scale or 1 / len(part), 0.05, 1.0))
 
 
 MOMENTUM = {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9}

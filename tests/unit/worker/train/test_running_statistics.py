@@ -46,7 +46,7 @@ def statistics(trainer: Any) -> State:
 
 
 def step(trainer: Any, *parts: Samples, rate: float = 0.0) -> None:
-    trainer.step(parts, len(parts), 1 / 7, rate)
+    trainer.step(parts, len(parts), 1 / 7, rate, 1.0)
 
 
 @pytest.mark.long

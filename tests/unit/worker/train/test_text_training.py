@@ -35,7 +35,7 @@ def test_a_loss_is_the_mean_over_all_labels(smoothing):
     logits = trainer.model(torch.from_numpy(batch.images)).transpose(1, 2)
     expected = torch.nn.functional.cross_entropy(logits, torch.from_numpy(batch.labels), label_smoothing=smoothing)
     before = torch.get_rng_state()
-    assert trainer.step([batch], 1, 1 / 8, 1e-3) == pytest.approx(expected.item(), rel=1e-5)
+    assert trainer.step([batch], 1, 1 / 8, 1e-3, 1.0) == pytest.approx(expected.item(), rel=1e-5)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -46,7 +46,7 @@ def test_windows_without_labels_have_no_part():
     gradients = []
     for part in (batch[np.arange(2)], Samples(images=batch.images, labels=labels)):
         trainer = TorchTrainer(recipe(), COMM)
-        trainer.step([part], 1, 1 / 4, 0.0)
+        trainer.step([part], 1, 1 / 4, 0.0, 1.0)
         gradients.append(torch.cat([each.grad.flatten() for each in trainer.model.parameters()]))
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-7)
 
@@ -70,12 +70,12 @@ def test_evaluation_counts_parts_of_windows():
 def test_a_state_goes_into_another_trainer(tied, averaged):
     settings = recipe(f"model.tied={tied}", *(["averaging={decay: 0.5}"] if averaged else []))
     trainer, other = TorchTrainer(settings, COMM), TorchTrainer(settings, COMM)
-    trainer.step([samples(4)], 1, 1 / 4, 1e-2, 0.5 if averaged else None)
+    trainer.step([samples(4)], 1, 1 / 4, 1e-2, 1.0, 0.5 if averaged else None)
     state = {name: np.array(value) for name, value in trainer.state().items()}
     assert ("model.head.weight" in state) == (tied == "false")
     other.restore(state)
     for each in (trainer, other):
-        each.step([samples(3)], 1, 1 / 3, 1e-2, 0.5 if averaged else None)
+        each.step([samples(3)], 1, 1 / 3, 1e-2, 1.0, 0.5 if averaged else None)
     for name, parameter in trainer.model.named_parameters():
         assert torch.equal(parameter, other.model.get_parameter(name)), name
     assert (other.model.head.weight is other.model.tokens.weight) == (tied == "true")

@@ -123,7 +123,7 @@ def test_a_gpt_never_has_the_logits_of_all_its_tokens(precision):
     context, classes = recipe.model.context, recipe.model.vocabulary
     rows = np.random.default_rng(0).integers(0, 257, (16, context + 1))
     batch = Samples(images=rows[:, :-1], labels=rows[:, 1:])
-    for compute in (lambda: trainer.step([batch], 1, 1 / 16, 1e-3), lambda: trainer.evaluate(batch)):
+    for compute in (lambda: trainer.step([batch], 1, 1 / 16, 1e-3, 1.0), lambda: trainer.evaluate(batch)):
         with Largest() as largest:
             compute()
         assert largest.numbers < 16 * context * classes

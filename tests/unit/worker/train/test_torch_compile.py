@@ -60,7 +60,7 @@ def test_a_gpt_trains_as_without_compiling_with_one_compilation_for_all_blocks(p
         assert trainer.compiled == (mode == "on")
         batch = text(8, 8)
         parts = [batch[part] for part in (np.arange(4), np.arange(4, 8))]
-        losses.append([trainer.step(parts, 2, 1 / 8, 1e-3) for _ in range(3)])
+        losses.append([trainer.step(parts, 2, 1 / 8, 1e-3, 1.0) for _ in range(3)])
         losses[-1].append(trainer.evaluate(batch)[0] / 8)
         states.append(trainer.model.state_dict())
     np.testing.assert_allclose(losses[1], losses[0], rtol=bound)
@@ -112,7 +112,7 @@ def test_what_cannot_be_compiled_is_told_with_the_model():
     batch = Samples(images=np.zeros((4, 8, 8, 1), np.float32), labels=np.zeros(4, np.int64))
     broken = config.patch({"cpp.cxx": ("false",), "force_disable_caches": True})
     with refused("HT-compile-failed", model="digits_cnn") as caught, broken:
-        trainer.step([batch], 1, 1 / 4, 0.1)
+        trainer.step([batch], 1, 1 / 4, 0.1, 1.0)
     assert caught.value.exit_code == 1
 
 

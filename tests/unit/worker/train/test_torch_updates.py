@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.common.optim import rules
-from hpctrain.common.optim.rules import Operations, Rule
+from hpctrain.common.optim.rules import Operations, Rule, UpdateStep
 from hpctrain.common.recipes.optimizers import SCALARS, Optimizer
 
 torch = pytest.importorskip("torch")
@@ -13,12 +13,14 @@ from hpctrain.worker.train import torch_rules  # noqa: E402
 
 ONE_BY_ONE = Operations(norm=torch.linalg.vector_norm, sqrt=torch.sqrt, expm1=torch.expm1, where=torch.where)
 MOMENTUM = {"momentum": 0.9, "weight_decay": 0.1}
+TRANSITION = {"center": 10.0, "period": 5.0, "rmsprop_rate": 0.05}
 CHOSEN = {
     "sgd, the rate inside": ("sgd", {**MOMENTUM, "rate_in_momentum": True, "nesterov": True}),
     "lars": ("lars", {**MOMENTUM, "rate_in_momentum": True, "undecayed": ("norm", "bias"), "unadapted": ("norm",)}),
     "lars, no momentum": ("lars", {"weight_decay": 0.1, "trust_denominator": "norm_of_sum"}),
     "lamb": ("lamb", {"weight_decay": 0.1, "undecayed": ("norm", "bias")}),
     "lamb, uncorrected": ("lamb", {"bias_correction": False, "unadapted": ("bias",)}),
+    "rmsprop_to_sgd": ("rmsprop_to_sgd", {**MOMENTUM, "transition": TRANSITION}),
 }
 RATES = (0.1, 0.3, 0.3, 0.0, 0.05, 0.2)
 # What one operation on all of a type's numbers may be wrong by, in units of the largest parameter.
@@ -46,7 +48,7 @@ def give_gradients(model: torch.nn.Module, step: int) -> None:
         parameter.grad = None if name.startswith("4.") or (name == "2.bias" and step in (1, 2)) else gradient
 
 
-def one_by_one(model: torch.nn.Module, chosen: Optimizer, states: dict, rate: float) -> None:
+def one_by_one(model: torch.nn.Module, chosen: Optimizer, states: dict, step: UpdateStep) -> None:
     kinds = torch_rules.parameter_kinds(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -60,7 +62,7 @@ def one_by_one(model: torch.nn.Module, chosen: Optimizer, states: dict, rate: fl
                     for each in chosen.rule.slots(chosen)
                 },
             )
-            change, new = rule.update(rate, parameter, parameter.grad, state)
+            change, new = rule.update(step, parameter, parameter.grad, state)
             parameter.sub_(change)
             state |= {each: torch.as_tensor(value, dtype=parameter.dtype) for each, value in new.items()}
 
@@ -73,13 +75,16 @@ def test_gives_what_the_rule_gives_for_each_parameter(chosen: str, dtype: torch.
     ours.to(memory_format=layout)
     optimizer, states = torch_rules.make_optimizer(rule, ours), {}
     for number, rate in enumerate(RATES):
+        share = number / (len(RATES) - 1)
         for group in optimizer.param_groups:
             group["lr"] = rate
+            if "sgd_share" in group:
+                group["sgd_share"] = share
         give_gradients(ours, number)
         give_gradients(theirs, number)
         kept = [None if each.grad is None else each.grad.clone() for each in ours.parameters()]
         optimizer.step()
-        one_by_one(theirs, rule, states, rate)
+        one_by_one(theirs, rule, states, UpdateStep(rate=rate, sgd_share=share))
         for gradient, parameter in zip(kept, ours.parameters(), strict=True):
             assert gradient is None or torch.equal(gradient, parameter.grad)
         if number == 2:

@@ -85,7 +85,7 @@ def train(trainer, name: str, micro_batches: int) -> list[float]:
     losses = []
     for batch, rate in zip(batches(), rates(name), strict=True):
         pieces = np.array_split(np.arange(len(batch)), min(micro_batches, len(batch)))
-        losses.append(trainer.step([batch[piece] for piece in pieces], len(pieces), 1 / len(batch), rate))
+        losses.append(trainer.step([batch[piece] for piece in pieces], len(pieces), 1 / len(batch), rate, 1.0))
     return losses
 
 

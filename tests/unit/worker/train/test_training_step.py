@@ -37,7 +37,7 @@ def assert_close(one: dict[str, np.ndarray], other: dict[str, np.ndarray], atol:
 def one_step(trainer: Any, samples: Samples, *, parts: int = 1, scale: float | None = None, rate: float = 0.1) -> float:
     pieces = np.array_split(np.arange(len(samples)), parts)
     scale = 1 / len(samples) if scale is None else scale
-    return float(trainer.step((samples[piece] for piece in pieces), parts, scale, rate))
+    return float(trainer.step((samples[piece] for piece in pieces), parts, scale, rate, 1.0))
 
 
 def logits(trainer: Any, samples: Samples) -> np.ndarray:
@@ -129,6 +129,27 @@ def test_bytes_are_normalised_as_the_recipe_says(framework):
         trainer.evaluate(Samples(images=images, labels=labels))[0] for images in (bytes_, normalised.astype(np.float32))
     ]
     assert sums[0] == pytest.approx(sums[1], rel=1e-5)
+
+
+@pytest.mark.long
+def test_the_share_of_sgd_reaches_the_rule(framework):
+    transition = {"center": 5.0, "period": 5.0, "rmsprop_rate": 0.01, "square_decay": 0.99}
+    changes = []
+    for share in (0.0, 1.0):
+        trainer = make(framework, optimizer={"name": "rmsprop_to_sgd", "learning_rate": 0.1, "transition": transition})
+        before = parameters(trainer)
+        trainer.step([TRAIN[:32]], 1, 1 / 32, 0.1, share)
+        after = parameters(trainer)
+        changes.append(np.concatenate([(after[name] - before[name]).ravel() for name in before]))
+    rmsprop, sgd = changes
+    # The first step of RMSprop is as large for all but the smallest gradients: rate x its rate / sqrt(1 - 0.99).
+    large = np.abs(sgd) > np.quantile(np.abs(sgd), 0.9)
+    np.testing.assert_allclose(rmsprop[large], 0.1 * 0.01 / 0.1 * np.sign(sgd[large]), rtol=0.01)
+    plain = make(framework)
+    before = parameters(plain)
+    one_step(plain, TRAIN[:32])
+    after = parameters(plain)
+    np.testing.assert_allclose(sgd, np.concatenate([(after[n] - before[n]).ravel() for n in before]), atol=1e-7)
 
 
 @pytest.mark.long
