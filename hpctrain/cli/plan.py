@@ -10,6 +10,7 @@ import typer
 
 from hpctrain.cli.options import HostsWithSlots, RecipeName, with_groups
 from hpctrain.cli.training_options import TrainingOptions
+from hpctrain.cli.work import print_notes
 from hpctrain.common.cluster.launch_files import host_variables, slot_variables
 from hpctrain.common.cluster.machine import as_if_installed, this_machine
 from hpctrain.common.recipes.load import load_recipe
@@ -50,7 +51,9 @@ def plan(
     )
     for warning in (*warnings, *missing):
         tell(f"hpctrain: warning: {warning}")
-    request = TrainingRequest(work=work, backend=training.backend, framework=training.framework, with_data=False)
+    request = TrainingRequest(
+        work=print_notes(work), backend=training.backend, framework=training.framework, with_data=False
+    )
     made = make_plan(request, machine, arranged)
     if as_json:
         answer_json(made.model_dump(mode="json"))

@@ -12,6 +12,7 @@ import typer
 
 from hpctrain.cli.options import NodeFile, Switches, with_groups
 from hpctrain.cli.training_options import TrainingOptions
+from hpctrain.cli.work import print_notes
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh import Mesh, parse_mesh
@@ -207,8 +208,8 @@ def _training(
                 work=work,
             )
         if training.mesh != "auto":
-            return training_of(load_recipe(work, training.of_recipe))
-        recipe = load_recipe(work, training.overrides or ())
+            return training_of(print_notes(load_recipe(work, training.of_recipe)))
+        recipe = print_notes(load_recipe(work, training.overrides or ()))
         if recipe.data.name != "text":
             raise _no_search(work)
         return recipe_language_training(recipe, auto=True)

@@ -9,6 +9,7 @@ import typer
 import yaml
 
 from hpctrain.cli.options import AsJson
+from hpctrain.cli.work import print_notes
 from hpctrain.common.errors import HpctrainError, joined
 from hpctrain.common.recipes.entries import all_entries, load_entry, variant_names
 from hpctrain.common.recipes.keys import used_values
@@ -90,7 +91,7 @@ def show(
 ) -> None:
     """Show a recipe with every value that it uses, including defaults; with --json, every value that there is."""
     if overrides or world:
-        _show_run(load_recipe(name, overrides or []), world, as_json=as_json)
+        _show_run(print_notes(load_recipe(name, overrides or [])), world, as_json=as_json)
     else:
         _show_values(load_entry(name), as_json=as_json)
         if variants := variant_names(name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from hpctrain.common.recipes.mesh import Mesh, parse_mesh
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.smoke import smoke
 from hpctrain.common.run.plan import Script
+from hpctrain.report.output import say
 
 # How other kinds of files become a script.
 _OTHER_CODE = {
@@ -80,7 +82,7 @@ def read_work(work: str, training: WorkOptions, arguments: Sequence[str] = ()) -
     if not work.endswith(".py"):
         _refuse_other_code(work)
         _refuse_arguments(work, arguments)
-        return training.tracked(_recipe(work, training.of_recipe, small=training.small))
+        return training.tracked(print_notes(_recipe(work, training.of_recipe, small=training.small)))
     if training.small:
         raise HpctrainError(
             "HT-option-not-usable-here",
@@ -116,3 +118,10 @@ def _recipe(work: str, overrides: Sequence[str], *, small: bool) -> Recipe:
     recipe = load_recipe(work)
     recipe = smoke(recipe) if small else recipe
     return override_recipe(recipe, overrides) if overrides else recipe
+
+
+def print_notes(recipe: Recipe) -> Recipe:
+    """Print once what ``--set`` changed besides the keys that it was given; returns the recipe."""
+    for note in dict.fromkeys(recipe.notes):
+        say(f"hpctrain: {note}", sys.stderr)
+    return recipe

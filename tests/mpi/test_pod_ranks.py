@@ -20,7 +20,7 @@ SET = [word for change in TRAINING for word in ("--set", change)]
 
 @pytest.mark.long
 def test_torchrun_starts_the_ranks_of_this_machine(hpctrain: Launch, tmp_path: Path) -> None:
-    done = hpctrain("run", "digits", "-np", "2", "--launcher", "torchrun", "--set", "epochs=2", "--run-dir", "run")
+    done = hpctrain("run", "digits", "-np", "2", "--launcher", "torchrun", "--set", "epochs=1", "--run-dir", "run")
     assert done.returncode == 0, done.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["backend"], summary["ranks"]) == ("done", "gloo", 2)

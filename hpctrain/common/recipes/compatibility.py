@@ -64,7 +64,7 @@ def _of_length(recipe: RecipeKeys) -> Iterator[str]:
     if schedule.warmup_epochs > epochs:
         yield (
             f"schedule.warmup_epochs ({schedule.warmup_epochs:g}) is longer than {run}; "
-            f"--set schedule.warmup_epochs={epochs} ends it with the run, 0 does without"
+            "--set schedule.warmup_epochs=0 does without"
         )
     if schedule.milestones and schedule.milestones[-1] >= epochs:
         last = schedule.milestones[-1]

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from hpctrain.common.recipes.schema import Recipe
 
 # Keys that describe a recipe or report on a run, and do not change the training.
-_ABOUT = {"name", "source", "cost", "reported", "tracking", "copied"}
+_ABOUT = {"name", "source", "cost", "reported", "notes", "tracking", "copied"}
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

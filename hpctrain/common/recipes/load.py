@@ -36,11 +36,11 @@ def mesh_overrides(mesh: str | None) -> list[str]:
 def override_recipe(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     """Override values of a recipe; arguments and errors are those of :func:`load_recipe`.
 
-    Reported results are of other values once one is changed that decides them.
+    A run of fewer epochs clips the warm-up, which ``notes`` then says. Reported results are of other values once one
+    is changed that decides them.
     """
     values = recipe.model_dump(mode="json")
-    given = _set(values, overrides)
-    found = validate(values, Recipe, lambda location: f"--set {_blamed(given, location)}", "recipe", HINT)
+    found = _validated(values, _set(values, overrides))
     return _of_other_values(found) if deciding_differences(recipe, found) else found
 
 
@@ -90,6 +90,26 @@ def _set(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:
         target[last] = value
         given[key] = override
     return given
+
+
+def _validated(values: dict[str, Any], given: dict[str, str]) -> Recipe:
+    values["notes"] = _clip_warmup(values, given)
+    return validate(values, Recipe, lambda location: f"--set {_blamed(given, location)}", "recipe", HINT)
+
+
+def _clip_warmup(values: dict[str, Any], given: dict[str, str]) -> list[str]:
+    """Let the warm-up be no longer than a run whose epochs alone were changed; returns what is to be said of that."""
+    epochs, schedule = values.get("epochs"), values.get("schedule")
+    if "epochs" not in given or not isinstance(epochs, int) or epochs < 1 or not isinstance(schedule, dict):
+        return []
+    warmup = schedule.get("warmup_epochs")
+    if {"schedule", "schedule.warmup_epochs"} & given.keys() or not isinstance(warmup, float | int) or warmup <= epochs:
+        return []
+    schedule["warmup_epochs"] = epochs
+    return [
+        f"--set epochs={epochs}: the warm-up of {warmup:g} epochs is clipped to the whole run; "
+        "--set schedule.warmup_epochs=0 does without"
+    ]
 
 
 def _of_other_values(recipe: Recipe) -> Recipe:

@@ -303,6 +303,7 @@ class RecipeKeys(CheckedSection):
     median_of: Count = Field(1, description="epochs at the end whose median is the result (Goyal et al. 2017: 5)")
     seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(0, description="of weights, order, crops and divisions")
     smoke: bool = Field(False, description="made small by --smoke: nothing that the source reports applies to it")
+    notes: tuple[str, ...] = Field((), description="what --set changed besides the given values")
     communication: Communication = Communication.defaults()
     mesh: Mesh = Mesh.defaults()
     sharding: Sharding = Sharding.defaults()

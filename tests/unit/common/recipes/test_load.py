@@ -181,6 +181,21 @@ def test_what_does_not_go_together(overrides: list[str], code: str, values: dict
         load_recipe("digits", overrides)
 
 
+def test_fewer_epochs_than_the_warm_up_has_clip_it_and_say_so() -> None:
+    recipe = load_recipe("digits", ["epochs=1"])
+    assert (recipe.epochs, recipe.schedule.warmup_epochs) == (1, 1)
+    (note,) = recipe.notes
+    assert note.startswith("--set epochs=1: ") and "--set schedule.warmup_epochs=0" in note
+    assert load_recipe("digits", ["epochs=2"]).notes == ()
+    # Said of one change; and what was asked for is not changed.
+    assert override_recipe(recipe, ["seed=3"]).notes == ()
+    with refused("HT-keys-not-together"):
+        load_recipe("digits", ["epochs=1", "schedule.warmup_epochs=2"])
+    assert load_recipe("digits", ["epochs=1", "schedule.warmup_epochs=0"]).notes == ()
+    with refused("HT-file-value", problem="input should be greater than or equal to 1", key="epochs"):
+        load_recipe("digits", ["epochs=0"])
+
+
 @pytest.mark.parametrize(
     ("name", "override", "other"),
     [
