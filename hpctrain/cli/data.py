@@ -54,6 +54,13 @@ def shard(
     label_column: Annotated[
         str, typer.Option(metavar="NAME", help="For Parquet: column of the labels, whole numbers or text.")
     ] = "label",
+    short_side: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PIXELS", min=32, help="Make new JPEG files, of larger photographs with this shorter side."
+        ),
+    ] = None,
+    quality: Annotated[int, typer.Option(metavar="Q", min=1, max=100, help="With --short-side: JPEG quality.")] = 90,
     validation_share: Annotated[
         float | None,
         typer.Option(
@@ -68,6 +75,7 @@ def shard(
     """Make WebDataset shards of images, or continue making them; remakes shards that are missing or damaged."""
     require("imagenet")
     from hpctrain.common.shards.make import ShardRequest, make_shards
+    from hpctrain.common.shards.manifest import Shrinking
     from hpctrain.common.shards.processes import with_processes
 
     if megabytes and samples:
@@ -80,6 +88,7 @@ def shard(
         shard_samples=samples,
         image_column=image_column,
         label_column=label_column,
+        shrinking=Shrinking(short_side=short_side, quality=quality) if short_side else None,
         validation_share=validation_share,
     )
     manifest = with_processes(processes, lambda run: make_shards(sharding, run, _say))

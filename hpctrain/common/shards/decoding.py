@@ -172,6 +172,27 @@ def _rgb(photograph: Image.Image) -> Pixels:
     return pixels
 
 
+def shrunk(content: bytes, short_side: int, quality: int) -> bytes:
+    """A photograph as a new JPEG file in colour, without metadata, whose shorter side has at most so many pixels.
+
+    An ordinary JPEG file of such a size stays as it is if the new one would have more bytes. The same bytes on each
+    machine: Pillow resizes in whole numbers, by Lanczos' filter, and decoder and encoder compute exactly.
+
+    Raises:
+        BrokenImageError: it cannot be decoded.
+    """
+    header = look(content)
+    pixels, least = header.pixels, min(header.width, header.height)
+    if pixels is None:
+        pixels = decode(content, header.width, header.height)
+    if least > short_side:
+        width, height = (max(1, round(side * short_side / least)) for side in (header.width, header.height))
+        pixels = np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))
+    encoded: bytes = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality, "RGB", "420")
+    stays = header.pixels is None and least <= short_side and len(content) <= len(encoded)
+    return content if stays else encoded
+
+
 def fault(content: bytes) -> str | None:
     """Why an image cannot be decoded; None if it can."""
     try:

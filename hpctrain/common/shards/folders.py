@@ -97,6 +97,8 @@ def verify_folder(folder: Path) -> VerifiedFolder:
         images = read_manifest(folder)
         files, shards = images.files, sum(len(split.shards) for split in images.splits.values())
         holds = ", ".join(f"{split.samples} images in {name}" for name, split in images.splits.items())
+        if smaller := images.settings.shrinking:
+            holds += f", shrunk to a short side of {smaller.short_side} pixels"
         remedy = command(images.settings, folder) if (folder / SETTINGS).exists() else remake(folder)
     with ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:
         compared = zip(files, pool.map(lambda file: file.fault(folder), files), strict=True)

@@ -148,6 +148,7 @@ def plan_shards(
                 number=number,
                 members=group,
                 column=column,
+                shrinking=sharding.shrinking,
             )
             for number, group in enumerate(cut_shards(members, sharding.shard_bytes, sharding.shard_samples))
         ]
@@ -197,7 +198,7 @@ def cut_shards(
 
 def command(settings: ShardSettings, folder: Path) -> str:
     """The command that makes or completes a folder."""
-    size, usual = settings.shard_bytes, Columns()
+    size, smaller, usual = settings.shard_bytes, settings.shrinking, Columns()
     return data_command(
         "shard",
         settings.source,
@@ -207,6 +208,8 @@ def command(settings: ShardSettings, folder: Path) -> str:
         seed=settings.seed,
         image_column=settings.image_column if settings.image_column != usual.image else None,
         label_column=settings.label_column if settings.label_column != usual.label else None,
+        short_side=smaller.short_side if smaller else None,
+        quality=smaller.quality if smaller else None,
         validation_share=settings.validation_share,
     )
 

@@ -115,6 +115,15 @@ class BrokenImage(FrozenModel):
     message: str
 
 
+class Shrinking(FrozenModel):
+    """How photographs are made smaller before they go into shards; see
+    :func:`hpctrain.common.shards.decoding.shrunk`.
+    """
+
+    short_side: int = Field(ge=1)
+    quality: int = Field(ge=1, le=100)
+
+
 class ShardOptions(FrozenModel):
     """How shards are made; exactly one of ``shard_bytes`` and ``shard_samples`` is set, and the columns are those of
     Parquet files.
@@ -125,14 +134,12 @@ class ShardOptions(FrozenModel):
     shard_samples: int | None = Field(None, ge=1)
     image_column: str = "image"
     label_column: str = "label"
+    shrinking: Shrinking | None = None
     validation_share: float | None = Field(None, gt=0, lt=1)
 
 
-class ShardSettings(ShardOptions, extra="ignore"):
-    """What determines the bytes of shards; ``listing`` is the SHA-256 of all keys, sizes and labels of the source.
-
-    Settings that other versions had decide nothing for readers of their shards.
-    """
+class ShardSettings(ShardOptions):
+    """What determines the bytes of shards; ``listing`` is the SHA-256 of all keys, sizes and labels of the source."""
 
     source: str
     listing: str

@@ -19,9 +19,9 @@ from hpctrain.common.files.disk import reading
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.frozen import FrozenModel
-from hpctrain.common.shards.decoding import fault
+from hpctrain.common.shards.decoding import BrokenImageError, fault, shrunk
 from hpctrain.common.shards.listing import ImageFile
-from hpctrain.common.shards.manifest import INDEX_ROW, BrokenImage, ShardFile, SplitName, wrong_source
+from hpctrain.common.shards.manifest import INDEX_ROW, BrokenImage, ShardFile, Shrinking, SplitName, wrong_source
 from hpctrain.common.shards.parquet import read_rows
 from hpctrain.common.shards.resumable import RECORDS, all_there, read_record
 
@@ -55,6 +55,7 @@ class ShardTask:
     number: int
     members: tuple[ImageFile, ...]
     column: str | None = None
+    shrinking: Shrinking | None = None
 
     @property
     def name(self) -> str:
@@ -67,8 +68,10 @@ class ShardTask:
     def record(self) -> ShardRecord | None:
         """The record of the shard; None if there is no valid one, or one of other images."""
         record = read_record(_record_path(self), ShardRecord, _MOST_RECORD_BYTES)
-        wanted = [(member.size, member.label, member.key) for member in self.members]
-        same = record and record.shard.name == self.name and [row[1:] for row in record.rows] == wanted
+        # Of photographs that are made smaller, the sizes are known afterwards only.
+        first = 2 if self.shrinking else 1
+        wanted = [(member.size, member.label, member.key)[first - 1 :] for member in self.members]
+        same = record and record.shard.name == self.name and [row[first:] for row in record.rows] == wanted
         return record if same else None
 
 
@@ -95,11 +98,11 @@ def make_shard(task: ShardTask) -> tuple[ShardRecord, bool]:
     if (done := task.record()) and all_there(task.folder, [done.shard.stored]):
         return done, False
     contents = _contents(task.members, task.column)
-    broken = [
-        BrokenImage(split=task.split, key=member.key, message=message)
-        for member in task.members
-        if (message := fault(contents[member]))
-    ]
+    broken = []
+    for member in task.members:
+        contents[member], message = _checked(task.shrinking, contents[member])
+        if message:
+            broken.append(BrokenImage(split=task.split, key=member.key, message=message))
     content, rows = _tar(task.members, contents)
     digest = hashlib.sha256(content).hexdigest()
     shard = ShardFile(name=task.name, samples=len(rows), bytes=len(content), sha256=digest)
@@ -107,6 +110,16 @@ def make_shard(task: ShardTask) -> tuple[ShardRecord, bool]:
     write_whole(task.path, content)
     write_whole(_record_path(task), json.dumps(record.model_dump(mode="json")).encode())
     return record, True
+
+
+def _checked(smaller: Shrinking | None, content: bytes) -> tuple[bytes, str | None]:
+    """An image as the shard has it, and why it cannot be decoded; None if it can."""
+    if smaller is None:
+        return content, fault(content)
+    try:
+        return shrunk(content, smaller.short_side, smaller.quality), None
+    except BrokenImageError as error:
+        return content, str(error)
 
 
 def _contents(members: Sequence[ImageFile], column: str | None) -> dict[ImageFile, bytes]:

@@ -20,9 +20,11 @@ from hypothesis import strategies as st
 from hpctrain.cli.main import main
 from hpctrain.common.files.whole import temporary
 from hpctrain.common.shards import make as sharding
+from hpctrain.common.shards.decoding import look
 from hpctrain.common.shards.image_shards import open_shards
 from hpctrain.common.shards.listing import ImageFile
 from hpctrain.common.shards.make import cut_shards, divided, drawn
+from hpctrain.common.shards.manifest import Shrinking
 from hpctrain.common.shards.one_shard import tar_bytes
 from support.refusals import refused
 from support.shard_folders import contents, samples, shard
@@ -260,6 +262,43 @@ def test_other_settings_and_other_folders_are_refused(source: Path, shards: Path
     assert contents(shards) == before
     with refused("HT-output-exists", folder=other):
         shard(source, other)
+
+
+def test_photographs_are_shrunk_and_the_settings_kept(source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    folder, smaller = tmp_path / "shards", Shrinking(short_side=16, quality=80)
+    manifest, _ = shard(source, folder, shrinking=smaller)
+    assert manifest.settings.shrinking == smaller
+    broken = {image.key for image in manifest.broken}
+    assert len(broken) == 2
+    before = {key: content for samples in _of_source(source).values() for key, _, content in samples}
+    counts = {False: 0, True: 0}
+    for split in ("train", "val"):
+        shards = open_shards(folder, split)
+        for index in range(len(shards)):
+            content, key = shards.read(index), shards.key(index)
+            if key in broken:
+                assert content == before[key]
+                continue
+            (width, height, pixels), original = look(content), look(before[key])
+            assert pixels is None and min(width, height) == min(16, original.width, original.height)
+            kept = original.pixels is None and min(original.width, original.height) <= 16
+            assert kept or content != before[key]
+            counts[kept] += 1
+        shards.close()
+    assert all(counts.values())
+    made = contents(folder)
+    (folder / "train-000001.tar").unlink()
+    assert shard(source, folder, shrinking=smaller)[1][-1].endswith("1 of them made now")
+    assert contents(folder) == made
+    for other in (None, Shrinking(short_side=17, quality=80), Shrinking(short_side=16, quality=81)):
+        with refused("HT-shards-begun-otherwise", folder=folder, settings="shrinking") as caught:
+            shard(source, folder, shrinking=other)
+        assert "--short-side 16 --quality 80" in caught.value.hint
+    assert main(["data", "verify", str(folder)]) == 0
+    assert "short side of 16 pixels" in capfd.readouterr().out
+    (folder / "val-000000.tar").write_bytes(b"")
+    assert main(["data", "verify", "--json", str(folder)]) == 3
+    assert "--short-side 16 --quality 80" in json.loads(capfd.readouterr().out)["remedy"]
 
 
 # Files and folders of a source (which end in a slash), and the one that is named with some words.

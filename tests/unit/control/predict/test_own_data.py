@@ -26,14 +26,7 @@ MANIFEST = {
         for split, samples in (("train", 60), ("val", 20))
     },
     "broken": [],
-    "settings": {
-        "source": "/photos",
-        "listing": "0",
-        "seed": 0,
-        "shard_bytes": 10,
-        "shard_samples": None,
-        "shrinking": None,
-    },
+    "settings": {"source": "/photos", "listing": "0", "seed": 0, "shard_bytes": 10, "shard_samples": None},
 }
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from hpctrain.common.recipes.sections import Images
-from hpctrain.common.shards.decoding import BrokenImageError, decode, decode_rows, fault, look
+from hpctrain.common.shards.decoding import BrokenImageError, decode, decode_rows, fault, look, shrunk
 from hpctrain.worker.data import images as module
 from hpctrain.worker.data.images import random_crop, size_at
 from support.whole_images import training_image, validation_image
@@ -180,6 +180,35 @@ def test_a_file_that_is_cut_short_is_broken_wherever_the_crop_is(lost):
     assert len(decode_rows(STORED["4:2:0"], header, 100, 8)) == 112
     with pytest.raises(BrokenImageError):
         decode_rows(STORED["4:2:0"][:-lost], header, 100, 8)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [encoded(FLOWER, quality=95), encoded(FLOWER, "PNG"), encoded(FLOWER.convert("CMYK"), quality=95)],
+    ids=["jpeg", "png", "cmyk"],
+)
+def test_a_photograph_is_shrunk_as_pillow_does(content):
+    found = Image.open(io.BytesIO(shrunk(content, 200, 90)))
+    assert (found.format, found.mode, found.size) == ("JPEG", "RGB", (300, 200))
+    expected = np.asarray(Image.open(io.BytesIO(content)).convert("RGB").resize((300, 200), Image.Resampling.LANCZOS))
+    # The error of a JPEG file of this quality; without antialiasing it is 13.
+    assert rms(np.asarray(found), expected) < 5
+    again = shrunk(content, 200, 50)
+    assert len(again) < 0.6 * len(shrunk(content, 200, 90))
+
+
+def test_small_photographs_are_not_enlarged_and_keep_their_bytes_if_these_are_few():
+    content = encoded(FLOWER, quality=75)
+    assert shrunk(content, FLOWER.height, 90) == content
+    assert len(shrunk(content, FLOWER.height, 60)) < len(content)
+    assert shrunk(content, FLOWER.height - 1, 100) != content
+    found = Image.open(io.BytesIO(shrunk(encoded(FLOWER, "PNG"), 4000, 90)))
+    assert (found.format, found.size) == ("JPEG", FLOWER.size)
+    grey = Image.open(io.BytesIO(shrunk(encoded(FLOWER.convert("L")), 100, 90)))
+    assert rms(np.asarray(grey)[:, :, 0], np.asarray(grey)[:, :, 2]) < 1
+    for damaged in (content[:1000], b"no image"):
+        with pytest.raises(BrokenImageError):
+            shrunk(damaged, 4000, 90)
 
 
 def test_a_header_that_asks_for_more_pixels_than_there_can_be_is_broken():
