@@ -101,7 +101,7 @@ def kills_of(seed: int) -> tuple[str, tuple[Kill, ...]]:
 def run(seed: int, folder: Path) -> Result:
     """One run; ends every process that it started."""
     kind, kills = kills_of(seed)
-    settings = [word for each in ("fault_tolerance=shrink", f"epochs={EPOCHS}") for word in ("--set", each)]
+    settings = [word for each in ("fault_tolerance.lost_rank=shrink", f"epochs={EPOCHS}") for word in ("--set", each)]
     folder.mkdir()
     place = Place(folder=folder, limit=_LIMIT_SECONDS)
     times: list[float] = []

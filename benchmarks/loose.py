@@ -33,7 +33,10 @@ from hpctrain.common.recipes.smoke import smoke
 _ADAMW = "optimizer={name: adamw, learning_rate: 1.0e-3, weight_decay: 0.01}"
 _LOCAL = ("sync.every=8",)
 _OUTER = ("sync={every: 8, outer: {optimizer: nesterov}}",)
-_SERVER = {"async, Downpour": ("sync=async",), "async, EASGD, 4 steps": ("sync={mode: async, rule: easgd, every: 4}",)}
+_SERVER = {
+    "async, Downpour": ("sync.mode=async",),
+    "async, EASGD, 4 steps": ("sync={mode: async, rule: easgd, every: 4}",),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

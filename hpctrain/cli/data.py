@@ -1,33 +1,29 @@
-"""``hpctrain data``: ImageNet as shards, a small set in its structure, and text as tokens."""
+"""``hpctrain data``: images as shards, and text as tokens."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from hpctrain.cli.options import AsJson, HostNames, with_groups
+from hpctrain.cli.options import AsJson
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
-from hpctrain.common.files.printable import json_text, shell_word
+from hpctrain.common.files.printable import json_text, printable, shell_word
+from hpctrain.common.stderr import tell
 from hpctrain.report.output import answer
-
-if TYPE_CHECKING:
-    from hpctrain.common.shards.shard_work import Manifest, Work
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Make shards of ImageNet, check and stage them; make tokens."
 )
 
 Shards = Annotated[Path, typer.Argument(metavar="DIR", help="A folder of shards.")]
-Ranks = Annotated[
-    int | None,
-    typer.Option("-np", metavar="N", min=1, help="Ranks that share the work, on this machine or on the hosts."),
+Processes = Annotated[
+    int, typer.Option("-np", metavar="N", min=1, help="Processes of this machine that share the work.")
 ]
-
 
 _NAMED = 10
 # The usual size of a shard.
@@ -35,37 +31,16 @@ _USUAL_MB = 64
 
 
 @app.command()
-def fake(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write the images.")],
-    images: Annotated[
-        int, typer.Option(metavar="N", min=10, help="Number of images; one in ten is for validation.")
-    ] = 5000,
-    classes: Annotated[int, typer.Option(metavar="N", min=1)] = 10,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    size: Annotated[int, typer.Option(metavar="PIXELS", min=8, max=4096, help="Longer side of most images.")] = 500,
-    broken: Annotated[int, typer.Option(metavar="N", min=0, help="Training images that cannot be decoded.")] = 4,
-) -> None:
-    """Write a small set with ImageNet's irregularities to train/CLASS/ and val/CLASS/, broken images among it."""
-    from hpctrain.common.shards.fake import FakeSet, make_fake
-
-    require("train", "imagenet")
-    wanted = FakeSet(images=images, classes=classes, seed=seed, size=size, broken=broken)
-    make_fake(folder, wanted)
-    answer(f"{folder}: {wanted.train} images for training and {wanted.validation} for validation, {classes} classes")
-
-
-@app.command()
-@with_groups
 def shard(
     source: Annotated[
         Path,
         typer.Argument(
             metavar="SOURCE",
-            help="A folder with train/ and val/ (or of classes), of Parquet files or of other programs' shards.",
+            help="A folder with train/ and val/ (or of classes), or of Parquet files.",
         ),
     ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the shards go.")],
-    ranks: Ranks = None,
+    processes: Processes = 1,
     megabytes: Annotated[
         float | None, typer.Option("--shard-mb", metavar="MB", min=0.001, help="Largest size of a shard in MiB (64).")
     ] = None,
@@ -95,13 +70,13 @@ def shard(
             help="For SOURCE/CLASS/: share of the images that validate, chosen by a hash of their names.",
         ),
     ] = None,
-    *,
-    hosts: HostNames,
     as_json: AsJson = False,
 ) -> None:
     """Make WebDataset shards of images, or continue making them; remakes shards that are missing or damaged."""
-    from hpctrain.common.shards.make import ShardRequest
-    from hpctrain.common.shards.manifest import ShardManifest, Shrinking
+    require("imagenet")
+    from hpctrain.common.shards.make import ShardRequest, make_shards
+    from hpctrain.common.shards.manifest import Shrinking
+    from hpctrain.common.shards.processes import with_processes
 
     if megabytes and samples:
         raise _wrong_options("--shard-mb and --shard-samples both say how large a shard is", "leave one out")
@@ -116,8 +91,7 @@ def shard(
         shrinking=Shrinking(short_side=short_side, quality=quality) if short_side else None,
         validation_share=validation_share,
     )
-    manifest = _make(sharding, ranks, hosts)
-    assert isinstance(manifest, ShardManifest)
+    manifest = with_processes(processes, lambda run: make_shards(sharding, run, _say))
     counts = {name: {"samples": split.samples, "shards": len(split.shards)} for name, split in manifest.splits.items()}
     broken = [image.model_dump() for image in manifest.broken]
     if as_json:
@@ -138,11 +112,8 @@ def _wrong_options(problem: str, hint: str = "") -> HpctrainError:
     return HpctrainError("HT-data-options", "{problem}", hint, problem=problem)
 
 
-def _make(work: Work, ranks: int | None, hosts: HostNames) -> Manifest:
-    from hpctrain.common.run.plan import HostOptions
-    from hpctrain.control.programs.shard import on_ranks
-
-    return on_ranks(work, ranks, HostOptions(**hosts.given()))
+def _say(text: str) -> None:
+    tell(printable(text))
 
 
 def _bytes_of(option: str, megabytes: float) -> int:
@@ -152,7 +123,6 @@ def _bytes_of(option: str, megabytes: float) -> int:
 
 
 @app.command()
-@with_groups
 def prepare_text(
     sources: Annotated[
         list[Path],
@@ -173,19 +143,17 @@ def prepare_text(
         typer.Option(metavar="SHARE", min=0, max=1, help="Share of the documents, chosen by a hash of their text."),
     ] = 0.0005,
     seed: Annotated[int, typer.Option(min=0, help="Decides which documents are for validation.")] = 0,
-    ranks: Ranks = None,
+    processes: Processes = 1,
     megabytes: Annotated[
         float, typer.Option("--part-mb", metavar="MB", min=0.001, help="Amount of text per shard, in MiB.")
     ] = _USUAL_MB,
-    *,
-    hosts: HostNames,
     as_json: AsJson = False,
 ) -> None:
     """Turn text into 16-bit tokens, or continue doing so; remakes shards that are missing or damaged."""
-    from hpctrain.common.shards.text.prepare import Preparation
-    from hpctrain.common.shards.text.token_manifest import TextManifest
+    from hpctrain.common.shards.processes import with_processes
+    from hpctrain.common.shards.text import prepare
 
-    wanted = Preparation(
+    wanted = prepare.Preparation(
         sources=tuple(sources),
         folder=folder,
         tokenizer=tokenizer,
@@ -194,8 +162,7 @@ def prepare_text(
         seed=seed,
         part_bytes=_bytes_of("--part-mb", megabytes),
     )
-    manifest = _make(wanted, ranks, hosts)
-    assert isinstance(manifest, TextManifest)
+    manifest = with_processes(processes, lambda run: prepare.prepare_text(wanted, run, _say))
     known, splits = manifest.settings.tokenizer, {"train": manifest.train, "val": manifest.val}
     counts = {name: {"tokens": split.tokens, "documents": split.documents} for name, split in splits.items()}
     if as_json:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,22 +11,17 @@ import yaml
 from hpctrain.cli.options import AsJson
 from hpctrain.cli.work import print_notes
 from hpctrain.common.errors import HpctrainError, joined
-from hpctrain.common.files.printable import shell_word
 from hpctrain.common.recipes.entries import all_entries, load_entry, variant_names
 from hpctrain.common.recipes.keys import used_values
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.report.output import answer, answer_json, print_table, save, table, tell
+from hpctrain.report.output import answer, answer_json, print_table, table, tell
 from hpctrain.report.summary import row_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_VALIDATION_SHARE = 0.2
-"""Of the images of one folder of classes, those that validate."""
 
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value; repeatable.")]
 
@@ -130,58 +123,6 @@ def check(
     answer("\n".join(f"{row['name']}: {row['status']}" for row in rows))
     if different:
         raise joined([*different.values()], next(iter(different.values())).hint)
-
-
-@app.command()
-def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What the recipe is called; NAME.yaml is written.")],
-    data: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="Folders of classes (DIR/CLASS/, DIR/train/CLASS/), shards, or tokens."),
-    ],
-    init_from: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Fine-tune these weights: a run, a checkpoint, or a .safetensors file."),
-    ] = None,
-) -> None:
-    """Write a commented recipe for your own data, and print the commands that train it."""
-    from hpctrain.common.checkpoints.weights import residual_network
-    from hpctrain.common.recipes.own import OwnText, OwnWeights, own_recipe
-    from hpctrain.common.shards.survey import survey
-
-    # Some name the file.
-    name = name.removesuffix(".yaml")
-    if not _NAME.fullmatch(name):
-        raise HpctrainError(
-            "HT-option-bad-value",
-            "{name!r} cannot name a recipe",
-            "letters, digits, dots, hyphens and underscores, such as flowers-1",
-            name=name,
-        )
-    file = Path(f"{name}.yaml")
-    if file.is_symlink() or file.exists():
-        raise HpctrainError(
-            "HT-output-exists",
-            "{path} is there already",
-            f"another name, or rm {shell_word(file)}",
-            path=file,
-        )
-    surveyed = survey(data, _VALIDATION_SHARE)
-    if init_from and isinstance(surveyed.data, OwnText):
-        raise HpctrainError(
-            "HT-option-not-usable-here",
-            "--init-from writes recipes for images, and {path} holds text",
-            "leave it out, and begin with other weights by --set model.init_from=PATH",
-            path=data,
-        )
-    weights = OwnWeights(path=str(init_from.absolute()), model=residual_network(init_from)) if init_from else None
-    folder = data if surveyed.made else Path(f"{name}-shards")
-    save(file, own_recipe(name, surveyed.data, str(folder.absolute()), weights))
-    share = f" --validation-share {_VALIDATION_SHARE}" if surveyed.whole else ""
-    answer("next:")
-    if not surveyed.made:
-        answer(f"  hpctrain data shard {shell_word(data)} {shell_word(folder)}{share}")
-    answer(f"  hpctrain run {shell_word(file)} -np 2")
 
 
 @app.command()

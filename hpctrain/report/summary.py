@@ -132,7 +132,7 @@ def summarise(directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any
     """The summary of a run from its plan and its events.
 
     What the run did not record is None. Throughput and shares are over all steps but the first of each attempt, which
-    also compiles and allocates. ``gathered_bytes`` are the rows of whole batches that one rank gathered. ``metrics`` are
+    also compiles and allocates. ``gathered_bytes`` are the rows of whole batches that a rank gathered. ``metrics`` are
     those of the last epoch, and the median of several where that is the recipe's result; for a script the last value of
     each name that it logged. ``survived`` are the faults that the run recovered from, each with its attempt, whose
     numbering of ranks it uses. Energy is of all attempts, a sample counted once however often it was trained on.

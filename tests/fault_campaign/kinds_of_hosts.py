@@ -118,7 +118,7 @@ def _hurts(name: str, where: str, *, passes: bool = False) -> Callable[[_Act], _
             return _promise(scene, hosts, passes=passes)
 
         kind(f"hosts: {name}", where)(hurt)
-        kind(f"hosts with shrink: {name}", "tm")(lambda scene: hurt(scene, "--set", "fault_tolerance=shrink"))
+        kind(f"hosts with shrink: {name}", "tm")(lambda scene: hurt(scene, "--set", "fault_tolerance.lost_rank=shrink"))
         return act
 
     return register

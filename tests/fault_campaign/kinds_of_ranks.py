@@ -134,9 +134,9 @@ def ask_rank(scene: Scene) -> Promise:
 
 @kind("a rank of three dies, and the others go on", "tm km")
 def shrink(scene: Scene) -> Promise:
-    """With ``fault_tolerance: shrink``."""
+    """With ``fault_tolerance.lost_rank: shrink``."""
     scene.change(ranks=3)
-    training = scene.begin("--set", "fault_tolerance=shrink")
+    training = scene.begin("--set", "fault_tolerance.lost_rank=shrink")
     training.wait_for_step(*scene.moment(3, 80))
     rank = scene.rank()
     training.send(signal.SIGKILL, rank)

@@ -19,12 +19,12 @@ from hpctrain.common.errors import HpctrainError
 @functools.cache
 def _shard_files() -> Mapping[str, bytes]:
     """A folder of shards of a small ImageNet."""
-    from hpctrain.common.shards.fake import FakeSet, make_fake
     from hpctrain.common.shards.make import ShardRequest, make_shards
+    from support.small_imagenet import write_images
 
     with tempfile.TemporaryDirectory() as name:
         source = Path(name) / "source"
-        make_fake(source, FakeSet(images=20, classes=2, seed=0, size=16, broken=1))
+        write_images(source, images=20, classes=2, size=16, broken=1)
         folder = Path(name) / "shards"
         make_shards(ShardRequest(source=source, folder=folder, shard_samples=50), map, lambda words: None)
         return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}

@@ -23,6 +23,7 @@ from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.horovod.cuda import find_toolkit
 from support.gpu_runs import GPUS, launch, on_gpus
 from support.interrupted_runs import assert_same_bits, interrupted
+from support.small_imagenet import write_images
 
 PROGRAMS = Path(__file__).with_name("programs")
 DEVICE = "cuda" if GPUS else "cpu"
@@ -99,7 +100,7 @@ def test_steps_that_are_compiled_or_replayed(tmp_path, note, way):
 def shards(tmp_path_factory):
     """A small ImageNet: 99 images to train on and 11 for validation."""
     folder = tmp_path_factory.mktemp("imagenet")
-    launch(folder, "data", "fake", "images", "--images", "110", "--size", "80")
+    write_images(folder / "images", images=110, classes=10, size=80, broken=4)
     launch(folder, "data", "shard", "images", "shards")
     return folder / "shards"
 
@@ -110,7 +111,7 @@ def shards(tmp_path_factory):
     "recipe",
     [
         *("goyal2017", "you2017-lars@8192", "lamb", "akiba2017", "nvidia-dle", "mlperf-resnet50@3264"),
-        *("torchvision-v2", "rsb2021@A2", "ffcv-rn50@16"),
+        *("torchvision-v2", "rsb2021@A3", "ffcv-rn50@16"),
     ],
 )
 def test_published_recipes_made_small(tmp_path, note, shards, recipe):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,18 @@ import pytest
 
 from hpctrain.cli.main import main
 from hpctrain.common.run.events import read_events
-from support.interrupted_runs import BIN, assert_same_bits, interrupted
+from hpctrain.common.shards.make import ShardRequest, make_shards
+from support.interrupted_runs import assert_same_bits, interrupted
 from support.launching import Launch
+from support.small_imagenet import write_images
 
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """97 images to train on, without two that are broken, and 11 for validation."""
     folder = tmp_path_factory.mktemp("imagenet")
-    fake = ["fake", "images", "--images", "110", "--size", "80", "--broken", "2"]
-    for arguments in (fake, ["shard", "images", "shards"]):
-        command = [str(BIN / "hpctrain"), "data", *arguments]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=300)
+    write_images(folder / "images", images=110, classes=4, size=80, broken=2)
+    make_shards(ShardRequest(source=folder / "images", folder=folder / "shards", shard_bytes=1 << 26), map, print)
     return folder / "shards"
 
 

@@ -89,7 +89,16 @@ def test_a_run_goes_on_without_a_lost_node(
     """In the same job, if that is kept, by the same launcher, from the newest checkpoint."""
     run = tmp_path / "run"
     three = ("--cluster", "auto", "--nodes", "3", *SIZE[2:])
-    settings = ("--backend", "mpi", "--launcher", "mpirun", "--set", "epochs=6", "--set", "fault_tolerance=shrink")
+    settings = (
+        "--backend",
+        "mpi",
+        "--launcher",
+        "mpirun",
+        "--set",
+        "epochs=6",
+        "--set",
+        "fault_tolerance.lost_rank=shrink",
+    )
     said = submit("digits", *three, *settings, "--run-dir", "run")
     assert said.returncode == 0, said.stdout
     (job,) = jobs_of(run)

@@ -144,7 +144,6 @@ def test_the_extras_bring_the_modules_that_messages_ask_them_for() -> None:
 @pytest.mark.parametrize(
     ("missing", "command", "told"),
     [
-        ("simplejpeg", ["data", "fake", "set"], "pip install 'hpctrain[imagenet]'"),
         ("PIL", ["data", "shard", ".", "shards"], "pip install 'hpctrain[imagenet]'"),
         pytest.param(
             "mpi4py",

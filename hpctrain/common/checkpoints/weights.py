@@ -27,8 +27,6 @@ _MODEL, _AVERAGE, _AVERAGE_STATISTICS = "model.", "average.", f"{STATISTICS}aver
 # What wrappers put before every name: DistributedDataParallel, Lightning, torch.compile.
 _WRAPPERS = ("module.", "model.", "_orig_mod.")
 _FLOATS = {"F16", "F32", "F64"}
-# Residual networks by whether their blocks are bottlenecks, and the number of them in the third stage.
-_NETWORKS = {(False, 2): "resnet18", (True, 6): "resnet50", (True, 23): "resnet101"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,22 +40,6 @@ class Weights:
 def open_weights(path: Path) -> Weights:
     """The weights in a run directory, a checkpoint or a file."""
     return _checkpoint(path) if path.is_dir() else _file(path)
-
-
-def residual_network(path: Path) -> str:
-    """The name of the residual network that weights are of, as recipes have it."""
-    names = open_weights(path).shapes.keys()
-    blocks = sum(name.startswith("layer3.") and name.endswith(".conv1.weight") for name in names)
-    network = _NETWORKS.get(("layer1.0.conv3.weight" in names, blocks))
-    if network is None:
-        raise HpctrainError(
-            "HT-weights-of-other-model",
-            "{path} holds weights of none of {valid}",
-            "name weights of one of these networks",
-            path=path,
-            valid=", ".join(_NETWORKS.values()),
-        )
-    return network
 
 
 def _file(path: Path) -> Weights:

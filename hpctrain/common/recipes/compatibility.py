@@ -100,7 +100,7 @@ def _of_sync(recipe: RecipeKeys) -> Iterator[str]:
         return
     alone = "sync lets each rank take steps by itself"
     if recipe.fault_tolerance.fault_tolerant:
-        yield f"{alone}, and what a dead rank has learnt in them is lost; fault_tolerance: stop resumes the run"
+        yield f"{alone}, and what a dead rank has learnt in them is lost; fault_tolerance.lost_rank: stop resumes"
     if recipe.communication.compression != "none" and not sync.after_epochs:
         yield f"{alone}, without gradients for communication.compression to narrow"
     if not recipe.mesh.replicates_only:
@@ -114,7 +114,7 @@ def _of_sync(recipe: RecipeKeys) -> Iterator[str]:
     if recipe.model.batch_norm.span == "world":
         yield f"{alone}, and model.batch_norm.span: world joins all ranks in each"
     if sync.mode == "async" and recipe.checkpoints.every_steps:
-        yield "sync: async brings the ranks together at the end of an epoch only; leave checkpoints.every_steps out"
+        yield "sync.mode: async joins the ranks at the end of an epoch only; leave checkpoints.every_steps out"
 
 
 def _of_axes(recipe: RecipeKeys) -> Iterator[str]:
@@ -136,12 +136,12 @@ def _of_mesh(recipe: RecipeKeys) -> Iterator[str]:
     mesh, faults, compression = recipe.mesh, recipe.fault_tolerance, recipe.communication.compression
     if faults.fault_tolerant and not mesh.replicates_only:
         yield (
-            f"fault_tolerance: shrink with mesh {mesh}: a lost rank takes its part of the model with it, so that the "
-            "run has to resume from its checkpoint; --set fault_tolerance=stop does that"
+            f"fault_tolerance.lost_rank: shrink with mesh {mesh}: a lost rank takes its part of the model with it, "
+            "so that the run has to resume from its checkpoint; --set fault_tolerance.lost_rank=stop does that"
         )
     if faults.fault_tolerant and mesh.dp_replicate not in (None, FILL):
         yield (
-            "fault_tolerance: shrink changes the number of ranks, and mesh.dp_replicate fixes it; "
+            "fault_tolerance.lost_rank: shrink changes the number of ranks, and mesh.dp_replicate fixes it; "
             "--mesh dp_replicate=-1"
         )
     if mesh.replicates_only:

@@ -67,7 +67,7 @@ def _refuse_folder(path: str) -> None:
         return
     word = shell_word(path)
     is_run = os.path.isfile(os.path.join(path, "plan.json"))  # noqa: PTH113, PTH118
-    hint = f"hpctrain recipes new NAME --data {word} writes a recipe for a folder of images"
+    hint = f"to train on a folder of images: hpctrain data shard {word} SHARDS, and --set data.path=SHARDS for a recipe"
     if is_run:
         hint = f"it is a run's: hpctrain run --resume --run-dir {word} continues it"
     raise HpctrainError("HT-work-not-a-script", "{path} is a folder, and no recipe or script", hint, path=path)

@@ -26,14 +26,12 @@ class Network:
     Attributes:
         parameters: how many it has with the usual classes of its data; 0 where a recipe's keys decide.
         per_class: the parameters of one class more; 0 where the classes are fixed.
-        blocks: how many of its blocks stochastic depth can leave out.
         block: the class of its repeated modules in PyTorch, whose parameters a mesh gathers together, which are
             recomputed as one and compiled once; empty where it has none.
     """
 
     parameters: int = 0
     per_class: int = 0
-    blocks: int = 0
     block: str = ""
 
 
@@ -69,9 +67,9 @@ FAMILIES = (
     ModelFamily(
         module="resnet",
         networks={
-            "resnet18": Network(parameters=11_689_512, per_class=513, blocks=8, block="Basic"),
-            "resnet50": Network(parameters=25_557_032, per_class=2_049, blocks=16, block="Bottleneck"),
-            "resnet101": Network(parameters=44_549_160, per_class=2_049, blocks=33, block="Bottleneck"),
+            "resnet18": Network(parameters=11_689_512, per_class=513, block="Basic"),
+            "resnet50": Network(parameters=25_557_032, per_class=2_049, block="Bottleneck"),
+            "resnet101": Network(parameters=44_549_160, per_class=2_049, block="Bottleneck"),
         },
         data=("digits", "imagenet"),
         normalises=True,

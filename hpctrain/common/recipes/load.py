@@ -12,12 +12,6 @@ from hpctrain.common.recipes.entries import HINT, load_entry
 from hpctrain.common.recipes.mesh import parse_mesh
 from hpctrain.common.recipes.schema import Recipe
 
-# Short forms of a section: a single word sets one of its keys.
-_WORDS: dict[tuple[str, Any], tuple[str, Any]] = {
-    ("fault_tolerance", "shrink"): ("fault_tolerance.lost_rank", "shrink"),
-    ("sync", "async"): ("sync.mode", "async"),
-}
-
 
 def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     """Load a recipe, with ``key=value`` overrides.
@@ -42,9 +36,8 @@ def mesh_overrides(mesh: str | None) -> list[str]:
 def override_recipe(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     """Override values of a recipe; arguments and errors are those of :func:`load_recipe`.
 
-    ``fault_tolerance=shrink`` and ``sync=async`` leave the rest of their sections as they are, or as
-    other overrides have it. A run of fewer epochs clips the warm-up, which ``notes`` then says. Reported results are of
-    other values once one is changed that decides them.
+    A run of fewer epochs clips the warm-up, which ``notes`` then says. Reported results are of other values once one
+    is changed that decides them.
     """
     values = recipe.model_dump(mode="json")
     found = _validated(values, _set(values, overrides))
@@ -70,7 +63,7 @@ def require_no_overrides(script: str, overrides: Sequence[str]) -> None:
 def _set(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:
     """Put overrides into a recipe's values; returns them by their keys."""
     given: dict[str, str] = {}
-    for override in sorted(overrides, key=lambda override: not override.startswith(("fault_tolerance=", "sync="))):
+    for override in overrides:
         key, equals, text = override.partition("=")
         if not (key and equals):
             raise HpctrainError(
@@ -80,8 +73,6 @@ def _set(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:
                 override=override,
             )
         value = parse_value(text, f"--set {override}")
-        if isinstance(value, str) and (key, value) in _WORDS:
-            key, value = _WORDS[key, value]
         *sections, last = key.split(".")
         target = values
         for name in sections:

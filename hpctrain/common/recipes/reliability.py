@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.files.checked_yaml import Section
@@ -32,16 +32,6 @@ class FaultTolerance(CheckedSection):
     def fault_tolerant(self) -> bool:
         """Whether the ranks continue without one that died, from the first step on."""
         return self.lost_rank == "shrink"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_word(cls, value: object) -> object:
-        """``fault_tolerance: shrink`` says it all in one word."""
-        if isinstance(value, str) and value not in ("stop", "shrink"):
-            raise InvalidValueError(
-                "HT-value-not-valid", "input should be 'stop', 'shrink' or a section, not {value!r}", value=value
-            )
-        return {"lost_rank": value} if isinstance(value, str) else value
 
     def faults(self) -> Iterator[str]:
         if not self.fault_tolerant and self.min_ranks > 1:

@@ -143,7 +143,7 @@ def shard_folder(recipe: Recipe) -> Path:
     """
     if recipe.data.path:
         return Path(recipe.data.path).expanduser()
-    kind, made = "ImageNet's shards", "shard SOURCE DIR makes it, hpctrain data fake a small one to try"
+    kind, made = "ImageNet's shards", "shard SOURCE DIR makes it"
     if recipe.data.name == "text":
         kind, made = "the text's tokens", "prepare-text SOURCE DIR --tokenizer FILE makes it; --smoke needs none"
     raise HpctrainError(
@@ -216,7 +216,7 @@ def _span_faults(recipe: Recipe, ranks: int, at_once: int, together: int) -> Ite
     own = f"--set model.batch_norm.span={at_once} keeps statistics within a rank"
     if together > 1 and recipe.fault_tolerance.fault_tolerant:
         reason = f"{joins}, and shrink continues without some of them"
-        yield "HT-keys-not-together", reason, f"--set fault_tolerance=stop, or {own}"
+        yield "HT-keys-not-together", reason, f"--set fault_tolerance.lost_rank=stop, or {own}"
     if together > 1 and recipe.sync:
         yield "HT-keys-not-together", f"{joins}, and sync lets each take steps by itself", f"--set sync=null, or {own}"
     if not isinstance(span, int):

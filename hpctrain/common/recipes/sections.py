@@ -16,7 +16,7 @@ from hpctrain.common.recipes.mesh import Mesh, Pipeline, Sharding
 from hpctrain.common.recipes.optimizers import Optimizer
 from hpctrain.common.recipes.reliability import Checkpointing, FaultTolerance, GuardSettings, Numbers
 from hpctrain.common.recipes.schedule import Schedule
-from hpctrain.common.recipes.sync import Sync, in_one_word
+from hpctrain.common.recipes.sync import Sync
 from hpctrain.common.recipes.tracking import Trackers
 
 _RESIDUAL = Of("name", names(normalising=True))
@@ -277,10 +277,6 @@ class RecipeKeys(CheckedSection):
     optimizer: Optimizer
     schedule: Schedule = Schedule.defaults()
     mixing: Annotated[Mixing | None, Of("model.name", f"digits_cnn {names(normalising=True)}")] = None
-    stochastic_depth: Annotated[Fraction, Of("model.name", names(normalising=True))] = Field(
-        0.0,
-        description="how often the last block is left out, earlier ones less often (torch only)",
-    )
     loss: Literal["cross_entropy", "binary_cross_entropy"] = Field(
         "cross_entropy",
         description="in training; binary: the mean over the classes, each against all others (Wightman et al. 2021), "
@@ -327,8 +323,3 @@ class RecipeKeys(CheckedSection):
     def _compile(cls, value: object) -> object:
         # In YAML, on and off are true and false.
         return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
-
-    @field_validator("sync", mode="before")
-    @classmethod
-    def _sync(cls, value: object) -> object:
-        return in_one_word(value)

@@ -6,7 +6,6 @@ from typing import Annotated, Literal, TypeGuard
 
 from pydantic import Field
 
-from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.recipes.keys import CheckedSection, Count, Fraction, NotNegative, Of, Positive
 
 _LOCAL, _ASYNC = Of("mode", "local"), Of("mode", "async")
@@ -53,19 +52,6 @@ class Sync(CheckedSection):
         description="a rank waits before a step while another computes one during which all ranks started "
         "this many steps each, on average",
     )
-
-
-def in_one_word(value: object) -> object:
-    """``sync: async`` says it all in one word.
-
-    Raises:
-        ValueError: another word.
-    """
-    if isinstance(value, str) and value != "async":
-        raise InvalidValueError(
-            "HT-value-not-valid", "input should be 'async', null or a section, not {value!r}", value=value
-        )
-    return {"mode": "async"} if value == "async" else value
 
 
 def is_local(sync: Sync | None) -> TypeGuard[Sync]:

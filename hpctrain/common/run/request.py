@@ -148,7 +148,6 @@ def _require_framework(plan: Plan) -> None:
             "batch.micro_batch: auto, which predicts PyTorch's memory,": recipe.batch.micro_batch == "auto",
             "model.frozen": recipe.model.frozen,
             "optimizer.rates": recipe.optimizer.rates,
-            "stochastic_depth": recipe.stochastic_depth,
             "averaging": recipe.averaging,
             "mixing": recipe.mixing,
             f"loss: {recipe.loss}": recipe.loss != "cross_entropy",
@@ -194,12 +193,14 @@ def require_backend(backend: str, plan: Plan) -> None:
         problem = f"has no groups of ranks for the mesh {plan.mesh}"
         raise _unfit(backend, problem, "choose --backend nccl, mpi or gloo")
     if _is_async(plan) and not capable.serves_parameters:
-        problem = "cannot write to another rank's memory, as sync: async does"
+        problem = "cannot write to another rank's memory, as sync.mode: async does"
         raise _unfit(backend, problem, "choose --backend mpi; or --set sync.mode=local, with sync.every")
     if plan.fault_tolerant and not capable.outlives_ranks:
         problem = "ends with its first dead rank, and fault_tolerance is shrink"
         raise _unfit(
-            backend, problem, "choose --backend mpi; --set fault_tolerance=stop ends the run resumably instead"
+            backend,
+            problem,
+            "choose --backend mpi; --set fault_tolerance.lost_rank=stop ends the run resumably instead",
         )
 
 
@@ -253,13 +254,13 @@ def _choose(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str, 
             _require_single(plan, [host.host for host in hosts], machine)
         return plan.asked_backend, ""
     if _is_async(plan):
-        return "mpi", "sync: async"
+        return "mpi", "sync.mode: async"
     if plan.ranks == 1 and same_host(hosts[0].host, machine.host):
         return "single", f"one rank on {machine.host}"
     if plan.start.launcher == TORCHRUN:
         return _without_mpi(plan, hosts, machine)
     if plan.fault_tolerant:
-        return "mpi", "fault_tolerance: shrink"
+        return "mpi", "fault_tolerance.lost_rank: shrink"
     return _fitting(plan, hosts, machine)
 
 

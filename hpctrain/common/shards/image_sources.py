@@ -1,32 +1,29 @@
-"""Finds the images in a folder: train/ and val/ with class folders, Parquet files, or WebDataset shards of others; and
-which of them are for training, and which for validation, by their names.
-"""
+"""Finds the images in a folder, class folders or Parquet files, and which of them validate, by the files' names."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.common.extras import require
 from hpctrain.common.files.disk import read_error
-from hpctrain.common.shards.listing import ClassFolder, SourcePart, WebDatasetTar, is_clutter
+from hpctrain.common.shards.listing import ClassFolder, SourcePart, is_clutter
 from hpctrain.common.shards.manifest import SplitName, wrong_source
 from hpctrain.common.shards.parquet import Columns, row_groups
 
 _PARQUET = ".parquet"
-SPLITS: tuple[SplitName, ...] = ("train", "val")
-# The names of the folder of the images that validate.
-VALIDATION_FOLDERS = ("val", "valid", "validation")
+_SPLITS: tuple[SplitName, ...] = ("train", "val")
 # A word of a file's or folder's name says of which split it is.
 _WORD = re.compile(r"(?:^|[^a-z])(train|val|test)")
 # The number of a file among those of its split, as `datasets` names them: train-00000-of-00294.parquet.
-_OF = re.compile(r"(?P<set>.*?)(?P<number>[0-9]{1,9})(?P<of>[-_]of[-_][0-9]{1,9})(?![0-9])")
+_OF = re.compile(r"(?P<set>.*?)[0-9]{1,9}[-_]of[-_](?P<of>[0-9]{1,9})(?![0-9])")
 
 _WANTED = (
-    "name a folder with train/CLASS/ and val/CLASS/, with train-….parquet and val-….parquet, or with train-….tar and "
-    "val-….tar; --validation-share 0.2 takes SOURCE/CLASS/ and divides it"
+    "name a folder with train/CLASS/ and val/CLASS/, or with train-….parquet and val-….parquet; "
+    "--validation-share 0.2 takes SOURCE/CLASS/ and divides it"
 )
 
 
@@ -35,17 +32,15 @@ class ImageSource:
     """The images that are to be sharded.
 
     Attributes:
-        classes: their indices are the labels; empty where they are numbers that the parts have.
+        classes: their indices are the labels.
         parts: to list of each split, in label order except for Parquet.
         column: of the images in Parquet files, those of one part of which are read together or not at all; None of
             others.
-        validation: the name of the split that validates in the source.
     """
 
     classes: tuple[str, ...]
     parts: Mapping[SplitName, Sequence[SourcePart]]
     column: str | None = None
-    validation: str = "val"
 
 
 def find_source(folder: Path, columns: Columns = Columns(), *, divided: bool = True) -> ImageSource:
@@ -55,7 +50,7 @@ def find_source(folder: Path, columns: Columns = Columns(), *, divided: bool = T
         divided: into training and validation; else it holds one folder a class, which are all listed as training.
 
     Raises:
-        HpctrainError: none of the three or several, a file is missing or wrong, or classes differ between its parts.
+        HpctrainError: neither of the two or both, a file is missing or wrong, or classes differ between its parts.
     """
     if not folder.is_dir():
         raise wrong_source(folder, "is not a folder", _WANTED)
@@ -67,30 +62,25 @@ def find_source(folder: Path, columns: Columns = Columns(), *, divided: bool = T
 
 def _divided(folder: Path, columns: Columns) -> ImageSource:
     trees = split_folders(folder)
-    tables = split_files(folder, _PARQUET)
+    tables = split_files(folder)
     # Spark writes other folders beside its Parquet files.
     below = [path for tree in trees.values() for path in sorted(tree.glob("[!._]*")) if path.suffix != _PARQUET]
     classes = next((path for path in below if path.is_dir() and not is_clutter(path.name)), None)
     if tables and classes:
         both = f"holds both {tables['train'][0].relative_to(folder)} and {classes.relative_to(folder)}/"
         raise wrong_source(folder, both, "move one of them elsewhere")
-    if by_split := tables or ({} if classes else split_files(folder, ".tar")):
-        validation = split_of(by_split["val"][0].relative_to(folder))
-        if not tables:
-            # Their classes are known once they are listed.
-            parts = {split: tuple(WebDatasetTar(archive=path) for path in paths) for split, paths in by_split.items()}
-            return ImageSource(classes=(), parts=parts, validation=validation)
+    if tables:
         require("parquet")
         names, groups = row_groups(folder, tables, columns)
-        return ImageSource(classes=names, parts=groups, column=columns.image, validation=validation)
+        return ImageSource(classes=names, parts=groups, column=columns.image)
     if not trees:
-        raise wrong_source(folder, "holds no class folders, Parquet files or WebDataset shards", _WANTED)
+        raise wrong_source(folder, "holds neither class folders nor Parquet files", _WANTED)
     return _trees(folder, trees)
 
 
 def _one_tree(folder: Path) -> ImageSource:
     names = _class_names(folder)
-    if split_folders(folder) and set(names) <= {"train", "test", *VALIDATION_FOLDERS}:
+    if split_folders(folder) and set(names) <= {"train", "val", "test"}:
         problem = f"is divided into {' and '.join(names)} already, and --validation-share would divide it again"
         raise wrong_source(folder, problem, "leave --validation-share out")
     return ImageSource(classes=tuple(names), parts={"train": _folders(folder, names)})
@@ -99,11 +89,10 @@ def _one_tree(folder: Path) -> ImageSource:
 def _trees(folder: Path, trees: Mapping[SplitName, Path]) -> ImageSource:
     classes = {split: _class_names(tree) for split, tree in trees.items()}
     if differing := set(classes["train"]) ^ set(classes["val"]):
-        both = " and ".join(f"{tree.name}/" for tree in trees.values())
-        problem = f"{', '.join(sorted(differing)[:3])}: a class in only one of {both}"
+        problem = f"{', '.join(sorted(differing)[:3])}: a class in only one of train/ and val/"
         raise wrong_source(folder, problem, "both need the same folders, one per class")
     parts = {split: _folders(tree, classes["train"]) for split, tree in trees.items()}
-    return ImageSource(classes=tuple(classes["train"]), parts=parts, validation=trees["val"].name)
+    return ImageSource(classes=tuple(classes["train"]), parts=parts)
 
 
 def _folders(tree: Path, classes: Sequence[str]) -> tuple[ClassFolder, ...]:
@@ -123,24 +112,13 @@ def _class_names(folder: Path) -> list[str]:
 
 
 def split_folders(folder: Path) -> dict[SplitName, Path]:
-    """The folders of training and validation; empty for a folder that is not divided. A test set validates where there
-    is no other.
-
-    Raises:
-        HpctrainError: several folders could be that of validation.
-    """
-    there = [name for name in VALIDATION_FOLDERS if (folder / name).is_dir()]
-    if not (folder / "train").is_dir() and "val" not in there:
-        return {}
-    if len(there) > 1:
-        names = " and ".join(f"{name}/" for name in there)
-        raise wrong_source(folder, f"has {names}, of which one is to validate", "move the others elsewhere")
-    fallback = "test" if (folder / "test").is_dir() else "val"
-    return {"train": folder / "train", "val": folder / next(iter(there), fallback)}
+    """The folders of training and validation; empty for a folder that is not divided."""
+    folders: dict[SplitName, Path] = {split: folder / split for split in _SPLITS}
+    return folders if any(path.is_dir() for path in folders.values()) else {}
 
 
-def split_files(folder: Path, suffix: str) -> dict[SplitName, list[Path]]:
-    """The files in a folder and in the folders in it, by split and in the order of their names; empty if it has none.
+def split_files(folder: Path) -> dict[SplitName, list[Path]]:
+    """The Parquet files in a folder and in the folders in it, by split and sorted by name; empty if it has none.
 
     Test splits, which often lack labels, are used only where there is no other to validate with.
 
@@ -150,7 +128,7 @@ def split_files(folder: Path, suffix: str) -> dict[SplitName, list[Path]]:
     """
     by_split: dict[str, list[Path]] = {}
     # Not searched deeper, because class folders hold a million files.
-    for path in sorted([*folder.glob(f"*{suffix}"), *folder.glob(f"*/*{suffix}")]):
+    for path in sorted([*folder.glob(f"*{_PARQUET}"), *folder.glob(f"*/*{_PARQUET}")]):
         # Spark writes folders whose names end in .parquet.
         if not path.name.startswith(".") and not path.is_dir():
             by_split.setdefault(split_of(path.relative_to(folder)), []).append(path)
@@ -158,10 +136,10 @@ def split_files(folder: Path, suffix: str) -> dict[SplitName, list[Path]]:
     files = {split: by_split[of_split] for split, of_split in used.items() if of_split in by_split}
     if not files:
         return {}
-    for split in SPLITS:
+    for split in _SPLITS:
         if split not in files:
-            raise wrong_source(folder, f"has no {suffix} file of {split}", "both train and val need some")
-    deeper = (path for path in folder.glob(f"*/*/**/*{suffix}") if _is_data(path.relative_to(folder)))
+            raise wrong_source(folder, f"has no {_PARQUET} file of {split}", "both train and val need some")
+    deeper = (path for path in folder.glob(f"*/*/**/*{_PARQUET}") if _is_data(path.relative_to(folder)))
     if further := next(filter(Path.is_file, deeper), None):
         problem = f"lies too deep: files are read from {folder} and from the folders in it"
         raise wrong_source(further, problem, "move it to the others of its split, or out of the folder")
@@ -171,19 +149,12 @@ def split_files(folder: Path, suffix: str) -> dict[SplitName, list[Path]]:
 
 def _require_all(paths: Iterable[Path]) -> None:
     """Refuse sets of files whose names count more than there are: a download that stopped."""
-    numbers: dict[tuple[Path, str, str], set[int]] = {}
-    for path in paths:
-        if match := _OF.match(path.name):
-            numbers.setdefault((path.parent, match["set"], match["of"]), set()).add(int(match["number"]))
-    for (folder, name, of), there in numbers.items():
-        count = int(re.sub("[^0-9]", "", of))
-        # Some programs count from 1.
-        first = int(count in there)
-        if missing := [number for number in range(first, first + count) if number not in there]:
-            lacking = f"{name}{missing[0]:0{len(of.lstrip('-_of'))}}{of}"
+    matches = [(path.parent, match["set"], int(match["of"])) for path in paths if (match := _OF.match(path.name))]
+    for (folder, name, files), count in Counter(matches).items():
+        if count < files:
             raise wrong_source(
                 folder,
-                f"lacks {len(missing)} of {count} files: {lacking} is not there",
+                f"has {count} of {files} files {name}…",
                 "download what is missing, or rename the files if they are all that is wanted",
             )
 

@@ -30,9 +30,9 @@ from hpctrain.common.shards.manifest import (
     index_name,
     wrong_source,
 )
-from hpctrain.common.shards.one_shard import ShardTask, make_shard, tar_bytes
+from hpctrain.common.shards.one_shard import ShardRecord, ShardTask, make_shard, tar_bytes
 from hpctrain.common.shards.parquet import Columns
-from hpctrain.common.shards.resumable import Map, begin, make_all, require_records, write_model
+from hpctrain.common.shards.resumable import Map, begin, make_all, write_model
 
 _Item = TypeVar("_Item")
 # Images of Parquet files are mixed over this many shards; each shard reads that much for it.
@@ -65,8 +65,6 @@ def make_shards(sharding: ShardRequest, run: Map, say: Callable[[str], None]) ->
         parts = divided(sharding.source, source.classes, parts["train"], share)
     splits = {split: list(chain.from_iterable(listed)) for split, listed in parts.items()}
     say(f"{sharding.source}: " + ", ".join(f"{len(images)} images in {split}" for split, images in splits.items()))
-    if source.validation == "test":
-        say("the test set validates, for lack of another")
     settings = ShardSettings(
         **sharding.model_dump(exclude={"source", "folder"}),
         source=str(sharding.source),
@@ -77,18 +75,8 @@ def make_shards(sharding: ShardRequest, run: Map, say: Callable[[str], None]) ->
     with locked(sharding.folder, seconds=0):
         begin(sharding.folder / SETTINGS, settings, {"source"}, command)
         _require_room(sharding.folder, tasks)
-        make_all(sharding.folder, make_shard, tasks, run, say)
-        return _finish(sharding.folder, source.classes or _numbered(sharding.source, splits), settings, tasks)
-
-
-def _numbered(source: Path, splits: Mapping[SplitName, Sequence[ImageFile]]) -> tuple[str, ...]:
-    """The classes of images that have a class number only."""
-    trained, validated = ({image.label for image in splits[split]} for split in ("train", "val"))
-    if others := sorted(validated - trained):
-        # The two are numbered from 0 and from 1.
-        hint = "number the classes of both alike, from 0"
-        raise wrong_source(source, f"the class {others[0]} is in val and not in train", hint)
-    return tuple(map(str, range(max(trained) + 1)))
+        records = make_all(sharding.folder, make_shard, tasks, run, say)
+        return _finish(sharding.folder, source.classes, settings, list(zip(tasks, records, strict=True)))
 
 
 def list_images(source: Path, split: SplitName, parts: Sequence[Any], run: Map) -> list[list[ImageFile]]:
@@ -232,14 +220,15 @@ def _require_room(folder: Path, tasks: Iterable[ShardTask]) -> None:
 
 
 def _finish(
-    folder: Path, classes: tuple[str, ...], settings: ShardSettings, tasks: Sequence[ShardTask]
+    folder: Path,
+    classes: tuple[str, ...],
+    settings: ShardSettings,
+    made: Sequence[tuple[ShardTask, ShardRecord]],
 ) -> ShardManifest:
     splits: dict[SplitName, Split] = {}
     broken: list[BrokenImage] = []
-    records = [task.record() for task in tasks]
-    require_records(folder, records, command(settings, folder))
-    for split in dict.fromkeys(task.split for task in tasks):
-        done = [record for task, record in zip(tasks, records, strict=True) if record and task.split == split]
+    for split in dict.fromkeys(task.split for task, _ in made):
+        done = [record for task, record in made if task.split == split]
         buffer = io.BytesIO()
         index = np.concatenate([record.index(number) for number, record in enumerate(done)])
         np.save(buffer, index, allow_pickle=False)

@@ -12,10 +12,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import AfterValidator, FailFast, Field, ValidationError, model_validator
@@ -45,6 +46,7 @@ Some = Annotated[int, Field(ge=1)]
 
 # Absolute, since the work goes to processes with another current directory.
 AbsolutePath = Annotated[Path, AfterValidator(Path.absolute)]
+Manifest = TypeVar("Manifest", bound=FrozenModel)
 
 
 class StoredFile(NamedTuple):
@@ -172,39 +174,48 @@ def index_name(split: str) -> str:
 
 
 def read_manifest(folder: Path) -> ShardManifest:
-    """The manifest of a folder of shards.
+    """The manifest of a folder of shards; its errors are those of :func:`read_as`."""
+    return read_as(ShardManifest, folder, partial(_making, folder), f"{remake(folder)} writes it again")
+
+
+def _making(folder: Path) -> str:
+    """The hint for a folder that holds no complete set of shards."""
+    # A folder that may not be listed has nothing here.
+    _, folders, files = next(os.walk(folder), ("", [], []))
+    tables = any(name.endswith(".parquet") for name in files)
+    if (folders or tables) and SETTINGS not in files:
+        made = f"hpctrain data shard {shell_word(folder)} SHARDS"
+        return f"if it holds images, {made} makes shards of them, with --validation-share 0.2 if it has no val/"
+    return f"hpctrain data shard SOURCE {shell_word(folder)} makes it, or continues where it stopped"
+
+
+def read_as(model: type[Manifest], folder: Path, missing: Callable[[], str], again: str) -> Manifest:
+    """The manifest of a folder of images or of tokens.
+
+    Args:
+        missing: gives the hint where there is none.
+        again: the hint where it is damaged.
 
     Raises:
-        HpctrainError: the folder is no folder of shards, is not whole, or its manifest is damaged.
+        HpctrainError: the folder is no such folder, is not whole, or its manifest is damaged.
     """
+    path = folder / MANIFEST
     try:
-        content = read_regular(folder / MANIFEST, MOST_MANIFEST_BYTES)
+        return model.model_validate_json(read_regular(path, MOST_MANIFEST_BYTES))
     except FileNotFoundError as error:
-        hint = f"hpctrain data shard SOURCE {shell_word(folder)} makes it, or continues where it stopped"
-        # A folder that may not be listed has nothing here.
-        _, folders, files = next(os.walk(folder), ("", [], []))
-        foreign = any(name.endswith((".tar", ".parquet")) for name in files) and index_name("train") not in files
-        if (folders or foreign) and SETTINGS not in files:
-            made = f"hpctrain data shard {shell_word(folder)} SHARDS"
-            hint = f"if it holds images, {made} makes shards of them, with --validation-share 0.2 if it has no val/"
-        raise not_there(folder, hint) from error
+        problem = f"holds no complete set of shards: there is no {path}" if folder.exists() else "is not there"
+        raise HpctrainError(
+            "HT-shards-not-there", "{folder} {problem}", missing(), folder=folder, problem=problem
+        ) from error
     except OSError as error:
-        raise read_error(error, folder / MANIFEST, "name a folder of shards") from error
-    try:
-        return ShardManifest.model_validate_json(content)
+        raise read_error(error, path, "name a folder of shards or of tokens") from error
     except ValidationError as error:
-        raise model_error(error, folder / MANIFEST, f"{remake(folder)} writes it again") from error
+        raise model_error(error, path, again) from error
 
 
 def wrong_source(path: Path | str, problem: str, hint: str) -> HpctrainError:
     """The error for images, tables or texts that shards cannot be made of."""
     return HpctrainError("HT-source-wrong", "{path}: {problem}", hint, path=path, problem=problem)
-
-
-def not_there(folder: Path, hint: str) -> HpctrainError:
-    """The error for a folder without a manifest, of images or of tokens."""
-    problem = f"holds no complete set of shards: there is no {folder / MANIFEST}" if folder.exists() else "is not there"
-    return HpctrainError("HT-shards-not-there", "{folder} {problem}", hint, folder=folder, problem=problem)
 
 
 def damaged(path: Path, problem: str, again: str | None = None, *, exit_code: int = 2) -> HpctrainError:

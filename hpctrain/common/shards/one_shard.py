@@ -86,17 +86,17 @@ def tar_bytes(size: int, label: int) -> int:
     )
 
 
-def make_shard(task: ShardTask) -> bool:
+def make_shard(task: ShardTask) -> tuple[ShardRecord, bool]:
     """Make a shard unless it is complete and undamaged. Its bytes depend on the task alone.
 
     Returns:
-        Whether it had to be made.
+        Its record, and whether it had to be made.
 
     Raises:
         HpctrainError: an image cannot be read where it was listed, or the disk is full.
     """
     if (done := task.record()) and all_there(task.folder, [done.shard.stored]):
-        return False
+        return done, False
     contents = _contents(task.members, task.column)
     broken = []
     for member in task.members:
@@ -109,7 +109,7 @@ def make_shard(task: ShardTask) -> bool:
     record = ShardRecord(shard=shard, rows=tuple(rows), broken=tuple(broken))
     write_whole(task.path, content)
     write_whole(_record_path(task), json.dumps(record.model_dump(mode="json")).encode())
-    return True
+    return record, True
 
 
 def _checked(smaller: Shrinking | None, content: bytes) -> tuple[bytes, str | None]:

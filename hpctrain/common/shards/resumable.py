@@ -22,6 +22,7 @@ RECORDS = "records"
 
 Settings = TypeVar("Settings", bound=FrozenModel)
 Record = TypeVar("Record", bound=FrozenModel)
+Task = TypeVar("Task")
 
 
 def begin(path: Path, wanted: Settings, moved: Collection[str], command: Callable[[Settings, Path], str]) -> None:
@@ -58,18 +59,25 @@ def begin(path: Path, wanted: Settings, moved: Collection[str], command: Callabl
 
 
 def make_all(
-    folder: Path, make: Callable[[Any], bool], tasks: Sequence[Any], run: Map, say: Callable[[str], None]
-) -> None:
-    """Do all tasks, each of which tells whether it had to be done."""
+    folder: Path,
+    make: Callable[[Task], tuple[Record, bool]],
+    tasks: Sequence[Task],
+    run: Map,
+    say: Callable[[str], None],
+) -> list[Record]:
+    """The records of all tasks, each of which tells whether it had to be done."""
+    records: list[Record] = []
     made = 0
     # Progress is said after each tenth.
     lines = {len(tasks) * tenth // 10 for tenth in range(1, 11)}
-    for number, fresh in enumerate(run(make, tasks), 1):
+    for record, fresh in run(make, tasks):
+        records.append(record)
         made += fresh
-        if number in lines:
-            say(f"{number} of {len(tasks)} shards are done, {made} of them made now")
-    # Left by executors that were killed while the others went on.
+        if len(records) in lines:
+            say(f"{len(records)} of {len(tasks)} shards are done, {made} of them made now")
+    # Left by processes that were killed while the others went on.
     _clean(folder)
+    return records
 
 
 def _clean(folder: Path) -> None:
@@ -88,24 +96,6 @@ def read_record(path: Path, model: type[Record], limit: int) -> Record | None:
 def all_there(folder: Path, files: Iterable[StoredFile]) -> bool:
     """Whether files are there, with the bytes that were written."""
     return not any(file.fault(folder) for file in files)
-
-
-def require_records(folder: Path, records: Sequence[object], command: str) -> None:
-    """Refuse to finish a folder without the record of each part, None where there is none.
-
-    Raises:
-        HpctrainError: some are missing.
-    """
-    if missing := sum(record is None for record in records):
-        raise HpctrainError(
-            "HT-shards-records-missing",
-            "{path} lacks {missing} of {count} parts that were made",
-            f"do all hosts see {folder} as the same folder? then {command} makes them",
-            exit_code=1,
-            path=folder / RECORDS,
-            missing=missing,
-            count=len(records),
-        )
 
 
 def write_model(path: Path, model: FrozenModel) -> None:

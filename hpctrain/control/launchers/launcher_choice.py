@@ -20,7 +20,7 @@ from hpctrain.control.launchers.command import Command, Launcher, Srun, Torchrun
 from hpctrain.control.launchers.command_line import LaunchSite, launch_command, own_threads, settings_of
 
 _LIST_SECONDS = 20.0
-_STOP_INSTEAD = "--set fault_tolerance=stop ends the run resumably instead"
+_STOP_INSTEAD = "--set fault_tolerance.lost_rank=stop ends the run resumably instead"
 
 
 def command_for(
@@ -146,7 +146,7 @@ def require_choices(plan: Plan) -> None:
     if plan.fault_tolerant and plan.start.launcher not in ("auto", "mpirun"):
         raise HpctrainError(
             "HT-shrink-not-possible",
-            "fault_tolerance: shrink: {launcher} ends the step of a rank that died",
+            "fault_tolerance.lost_rank: shrink: {launcher} ends the step of a rank that died",
             f"choose --launcher mpirun, of Open MPI 5; {_STOP_INSTEAD}",
             launcher=plan.start.launcher,
         )
@@ -164,8 +164,8 @@ def require_mitigation(plan: Plan, launcher: Launcher) -> None:
     if open_mpi is None or "options:ft_mpi_support:no" in described:
         raise HpctrainError(
             "HT-shrink-not-possible",
-            "fault_tolerance: shrink needs the mpirun of an Open MPI 5 with failure mitigation, and {launcher} starts "
-            "the ranks{without}",
+            "fault_tolerance.lost_rank: shrink needs the mpirun of an Open MPI 5 with failure mitigation, and "
+            "{launcher} starts the ranks{without}",
             f"load Open MPI 5 or later, or: pip install 'hpctrain[mpi]'; {_STOP_INSTEAD}",
             launcher=launcher.name,
             without=", which was built without (--with-ft=no)" if open_mpi else "",

@@ -197,7 +197,7 @@ def _asked(training: Training | LanguageTraining, request: PredictionRequest) ->
     if request.backend not in ("auto", "mpi"):
         raise HpctrainError(
             "HT-shrink-not-possible",
-            "fault_tolerance: shrink needs --backend mpi, not {backend!r}",
+            "fault_tolerance.lost_rank: shrink needs --backend mpi, not {backend!r}",
             "choose --backend mpi",
             backend=request.backend,
         )

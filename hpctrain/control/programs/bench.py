@@ -19,7 +19,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
 from hpctrain.common.files.disk import temporary_folder
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.plan import HostOptions, Plan, Script, Slots
+from hpctrain.common.run.plan import HostOptions, Plan, Script
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.stderr import tell
 from hpctrain.control.hosts.arrange import arrange
@@ -94,7 +94,7 @@ def measure(
 
 
 def run_on_hosts(
-    request: Callable[[Path], TrainingRequest], ranks: int | None, hosts: HostOptions, *, further: int = 0
+    request: Callable[[Path], TrainingRequest], ranks: int | None, hosts: HostOptions
 ) -> tuple[dict[str, Any], Plan]:
     """Run a program of ranks, and read the JSON that rank 0 wrote.
 
@@ -102,7 +102,6 @@ def run_on_hosts(
         request: makes the request of a program that writes to a file.
         ranks: how many; None for as many as the named hosts have slots, or 2 on this machine.
         hosts: by default this machine, also in a job. The current directory has to be that of all of them.
-        further: how many ranks beside these the first host has.
 
     Raises:
         HpctrainError: no launcher, hosts that are not there, no folder for what is written, or a rank failed.
@@ -115,9 +114,6 @@ def run_on_hosts(
     arranged, warnings = arrange(hosts, machine.host, ranks, os.environ if named else {})
     for warning in warnings:
         tell(f"hpctrain: warning: {warning}")
-    if further:
-        first, *others = arranged.slots
-        arranged = replace(arranged, slots=(Slots(host=first.host, slots=first.slots + further), *others))
     elsewhere = any(not same_host(host.host, machine.host) for host in arranged.slots)
     with working_folder(shared=elsewhere) as name:
         folder = Path(name).absolute()

@@ -29,13 +29,11 @@ class Samples:
             computes without having one of its own has the label :data:`NO_LABEL`.
         mixture: how the normalised images are mixed, if they are. That gives fewer samples if some images are only
             partners of others.
-        depths: for stochastic depth, a random number in 0 to 1 for each sample and block.
     """
 
     images: NDArray[np.float32] | NDArray[np.uint8] | NDArray[np.int64]
     labels: NDArray[np.int64]
     mixture: Mixture | None = None
-    depths: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.mixture.partners) if self.mixture else len(self.labels)

@@ -151,37 +151,6 @@ def _draw_convolution(kernel: torch.Tensor, weights: InitialWeights) -> None:
         nn.init.normal_(kernel, std=deviation)
 
 
-class StochasticDepth:
-    """Drops what blocks add to their shortcuts in training, per sample (Huang et al. 2016, arXiv 1603.09382).
-
-    The first block is never dropped, the last with probability ``rate``, those between in equal steps. What is kept is
-    divided by its probability (timm's drop_path_rate).
-
-    Args:
-        model: a residual network, which gets hooks that drop blocks.
-    """
-
-    def __init__(self, model: nn.Module, rate: float) -> None:
-        blocks = [module for module in model.modules() if isinstance(module, Basic | Bottleneck)]
-        self._rates = [(block.last, rate * number / (len(blocks) - 1)) for number, block in enumerate(blocks)]
-        # Also the first block, which is never dropped: a compiler takes blocks to have hooks alike.
-        for last, _ in self._rates:
-            last.register_forward_hook(_scaled)
-
-    def draw(self, draws: torch.Tensor) -> None:
-        """Decide the next forward pass in training: ``draws`` are in 0 to 1, of shape (N, blocks) for N samples."""
-        for number, (last, rate) in enumerate(self._rates):
-            last.kept = (draws[:, number] >= rate).float() / (1 - rate)
-
-
-def _scaled(module: nn.Module, _: object, outputs: torch.Tensor) -> torch.Tensor:
-    # An attribute of the module, since blocks whose hooks have nothing of their own are compiled once for all.
-    if not module.training:
-        return outputs
-    kept: torch.Tensor = module.kept  # type: ignore[assignment]
-    return outputs * kept.to(outputs.dtype)[:, None, None, None]
-
-
 def _resnet(block: type[Basic] | type[Bottleneck], *blocks: int) -> Callable[..., ResNet]:
     def make(
         classes: int = 1000, *, zero_gamma: bool = True, weights: InitialWeights = _GOYAL, norm: Norm = TorchBatchNorm

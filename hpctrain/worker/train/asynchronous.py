@@ -106,7 +106,7 @@ class _Recorded:
 
 
 class AsynchronousLoop(Loop):
-    """A run with ``sync: async``. The ranks meet before the first step of an epoch and after its last.
+    """A run with ``sync.mode: async``. The ranks meet before the first step of an epoch and after its last.
 
     An epoch has the same samples and batches as in a synchronous run, and each batch as many parts as there are ranks.
     Which rank computes a part, and with which parameters, depends on which is free: two runs give different numbers,

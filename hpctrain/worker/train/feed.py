@@ -9,9 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hpctrain.common.recipes.families import network
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.comm import Communicator
@@ -23,8 +21,6 @@ from hpctrain.worker.data.sampling import Indices, RankShare, endless_order, epo
 if TYPE_CHECKING:
     from hpctrain.worker.train.trainer import Trainer
 
-# The last word of a batch's counter: no sample's repetition, nor that of a mixed group.
-_DEPTH_STREAM = 2**64 - 2
 _NOTHING = np.empty(0, np.int64)
 
 
@@ -83,26 +79,16 @@ class Feed:
         return [piece(positions, len(batch), mixing.group) for positions in own]
 
     def completed(self, samples: Samples, part: MixedSamples, epoch: int, first: int) -> Samples:
-        """The samples of a part with their random choices: how they are mixed, and which blocks are dropped.
+        """The samples of a part with their random choices: how they are mixed.
 
         Args:
             samples: those that were loaded for the part.
             first: how many samples of the epoch come before the batch.
         """
-        if self._recipe.stochastic_depth:
-            samples = replace(samples, depths=self._depths(part, epoch, first))
         if self._mixer is None:
             return samples
         height, width = samples.images.shape[1:3]
         return replace(samples, mixture=self._mixer.mixture(part, epoch, first, height, width))
-
-    def _depths(self, part: MixedSamples, epoch: int, first: int) -> NDArray[np.float32]:
-        """Depend only on the seed, the epoch and the samples' places in it, so that they are the same on any ranks."""
-        own = part.positions[: len(part.partners) or None]
-        blocks = network(self._recipe.model.name).blocks
-        key, counter = ([self._recipe.seed, epoch], [0, 0, first, _DEPTH_STREAM])
-        bits = np.random.Philox(key=np.array(key, np.uint64), counter=np.array(counter, np.uint64))
-        return np.random.Generator(bits).random((int(own.max()) + 1, blocks), np.float32)[own]
 
 
 class SamplesAhead:

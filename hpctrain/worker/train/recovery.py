@@ -107,7 +107,7 @@ def require_fault_tolerance(comm: Communicator, tolerance: FaultTolerance) -> No
         raise HpctrainError(
             "HT-shrink-not-possible",
             "fault_tolerance shrink cannot continue without a rank that died: {reason}",
-            "choose --backend mpi, with Open MPI 5; --set fault_tolerance=stop ends the run resumably instead",
+            "choose --backend mpi, with Open MPI 5; or --set fault_tolerance.lost_rank=stop, to end the run resumably",
             reason=comm.lacks_for_fault_tolerance(),
         )
 

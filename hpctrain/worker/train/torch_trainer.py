@@ -27,14 +27,13 @@ from hpctrain.worker.adapters.torch.tensor_pieces import array_of, is_dtensor, p
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.models.torch_batch_norm import batch_norms
-from hpctrain.worker.models.torch_resnet import StochasticDepth
 from hpctrain.worker.train.local_steps import OuterStep
 from hpctrain.worker.train.state import GUARD_STEPS, LazyState
 from hpctrain.worker.train.torch_average import TorchAverage
 from hpctrain.worker.train.torch_chunked_loss import chunk_gradient
 from hpctrain.worker.train.torch_compile import compile_network, is_compiled
 from hpctrain.worker.train.torch_finetuning import freeze, load_weights
-from hpctrain.worker.train.torch_forward import TorchForward, TorchInputs, mixed, on_device, rank_device
+from hpctrain.worker.train.torch_forward import TorchForward, TorchInputs, mixed, rank_device
 from hpctrain.worker.train.torch_rules import make_optimizer, scale_gradients, total_norm
 from hpctrain.worker.train.trainer import NOTHING, Trainer
 
@@ -60,7 +59,6 @@ class TorchTrainer(Trainer):
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         drawn = load_weights(model, recipe.model, comm) if recipe.model.init_from else ()
         self._still = freeze(model, recipe.model.frozen, drawn)
-        self._depth = StochasticDepth(model, recipe.stochastic_depth) if recipe.stochastic_depth else None
         self._inputs = TorchInputs(self._device, recipe.images)
         self._forward = TorchForward(recipe, self._device)
         self._scaler = torch.amp.GradScaler(
@@ -338,8 +336,6 @@ class TorchTrainer(Trainer):
         for norm in self._batch_norms:
             norm.begin_part(number, count)
         with contextlib.nullcontext() if number == count and not self.alone else no_sync():
-            if self._depth and samples.depths is not None:
-                self._depth.draw(on_device(samples.depths, self._device))
             if samples.mixture:
                 images = mixed(images, samples.mixture)
             loss_sum = self._forward.loss_sum(self.model, images, labels.flatten(), samples.mixture)

@@ -138,7 +138,7 @@ def test_a_folder_is_no_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     Path("hpctrain-runs/one").mkdir(parents=True)
     Path("hpctrain-runs/one/plan.json").touch()
     for work, command in (
-        ("photos", "recipes new NAME --data photos"),
+        ("photos", "data shard photos SHARDS"),
         ("hpctrain-runs/one", "--resume --run-dir hpctrain-runs/one"),
     ):
         for options in ([], ["--resume"]):

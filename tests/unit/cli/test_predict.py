@@ -69,7 +69,7 @@ def test_measured_all_reduces_calibrate(capsys: pytest.CaptureFixture[str]) -> N
         ([*H100, "--link", "fast"], "HT-option-bad-value"),
         ([*H100, "--backend", "single"], "HT-backend-unfit"),
         ([*H100, "--backend", "mpi", "--tcp"], "does not use NCCL"),
-        ([*H100, "--backend", "nccl", "--set", "fault_tolerance=shrink"], "needs --backend mpi"),
+        ([*H100, "--backend", "nccl", "--set", "fault_tolerance.lost_rank=shrink"], "needs --backend mpi"),
         ([*H100, "--framework", "kerass"], "HT-choice-unknown"),
         ([*H100, "--routes", "."], "add --fabric"),
         ([*H100, "--nodes", "99999999999999999999"], "HT-option-bad-value"),

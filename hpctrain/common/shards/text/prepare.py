@@ -24,7 +24,6 @@ from hpctrain.common.shards.resumable import (
     begin,
     make_all,
     read_record,
-    require_records,
     write_model,
 )
 from hpctrain.common.shards.text.documents import Span, divide, documents, list_files, listing_digest
@@ -106,8 +105,7 @@ def prepare_text(preparation: Preparation, run: Map, say: Callable[[str], None])
     with locked(folder, seconds=0):
         # The same files may have moved.
         begin(folder / SETTINGS, settings, {"sources", "tokenizer_file"}, command)
-        make_all(folder, make_part, tasks, run, say)
-        return _finish(folder, settings, tasks)
+        return _finish(folder, settings, make_all(folder, make_part, tasks, run, say))
 
 
 @cache
@@ -115,17 +113,17 @@ def _tokenizer(name: str, separator: str, sha256: str) -> Tokenizer:
     return open_tokenizer(name, separator)
 
 
-def make_part(task: PartTask) -> bool:
+def make_part(task: PartTask) -> tuple[PartRecord, bool]:
     """Make the shards of a part unless they are there, as they were written. Their bytes depend on the task alone.
 
     Returns:
-        Whether they had to be made.
+        Their record, and whether they had to be made.
 
     Raises:
         HpctrainError: a text cannot be read, the tokeniser has changed, or the disk is full.
     """
     if (done := task.record()) and all_there(task.folder, [done.train.stored, done.val.stored]):
-        return False
+        return done, False
     known = task.settings.tokenizer
     tokenizer = _tokenizer(task.settings.tokenizer_file, task.settings.separator, known.sha256)
     if tokenizer.settings != known:
@@ -136,7 +134,7 @@ def make_part(task: PartTask) -> bool:
     files = {split: _write(task, split, tokenizer.tokens(documents)) for split, documents in texts.items()}
     record = PartRecord(train=files["train"], val=files["val"])
     write_whole(task.record_path, json.dumps(record.model_dump(mode="json")).encode())
-    return True
+    return record, True
 
 
 def split_of(text: str, settings: TextSettings) -> SplitName:
@@ -154,9 +152,7 @@ def _write(task: PartTask, split: SplitName, rows: Sequence[NDArray[np.uint16]])
     return TokenFile(name=path.name, tokens=len(tokens), documents=len(rows), sha256=digest)
 
 
-def _finish(folder: Path, settings: TextSettings, tasks: Sequence[PartTask]) -> TextManifest:
-    records = [task.record() for task in tasks]
-    require_records(folder, records, command(settings, folder))
+def _finish(folder: Path, settings: TextSettings, records: Sequence[PartRecord]) -> TextManifest:
     train, val = (TokenSplit(shards=tuple(getattr(record, split) for record in records)) for split in _SPLITS)
     if not train.documents or not val.documents:
         raise wrong_source(

@@ -16,21 +16,17 @@ from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import FailFast, Field, ValidationError
+from pydantic import FailFast, Field
 
-from hpctrain.common.files.disk import read_error
 from hpctrain.common.files.printable import shell_word
-from hpctrain.common.files.regular import open_regular, read_regular
+from hpctrain.common.files.regular import open_regular
 from hpctrain.common.frozen import FrozenModel
-from hpctrain.common.run.directory import model_error
 from hpctrain.common.shards.manifest import (
-    MANIFEST,
-    MOST_MANIFEST_BYTES,
     Count,
     SplitName,
     StoredFile,
     data_command,
-    not_there,
+    read_as,
     require_sizes,
 )
 from hpctrain.common.shards.text.tokenizer import BYTES, TokenizerSettings
@@ -119,21 +115,11 @@ class TextManifest(FrozenModel):
 
 
 def read_text_manifest(folder: Path) -> TextManifest:
-    """The manifest of a folder of tokens.
-
-    Raises:
-        HpctrainError: the folder is no folder of tokens, is not whole, or its manifest is damaged.
-    """
-    path = folder / MANIFEST
+    """The manifest of a folder of tokens; its errors are those of :func:`hpctrain.common.shards.manifest.read_as`."""
     again = f"hpctrain data prepare-text SOURCE {shell_word(folder)} --tokenizer FILE"
-    try:
-        return TextManifest.model_validate_json(read_regular(path, MOST_MANIFEST_BYTES))
-    except FileNotFoundError as error:
-        raise not_there(folder, f"{again} makes it, or continues where it stopped") from error
-    except OSError as error:
-        raise read_error(error, path, "name a folder of tokens") from error
-    except ValidationError as error:
-        raise model_error(error, path, f"{again} writes it again") from error
+    return read_as(
+        TextManifest, folder, lambda: f"{again} makes it, or continues where it stopped", f"{again} writes it again"
+    )
 
 
 def command(settings: TextSettings, folder: Path) -> str:

@@ -27,7 +27,6 @@ _ALLOWED = {
         "control.horovod.cuda",
         "control.horovod.fingerprint",
         "control.horovod.wheel",
-        "common.recipes.own",
         "common.workloads.workload",
     },
     "of this very command, in a temporary folder of its own": {

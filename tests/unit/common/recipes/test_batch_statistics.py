@@ -68,11 +68,11 @@ def test_published_spans_come_out(name: str, ranks: int) -> None:
             {"span": 5, "ranks": 4},
         ),
         (
-            with_span(16, size=64, more=("fault_tolerance=shrink",)),
+            with_span(16, size=64, more=("fault_tolerance.lost_rank=shrink",)),
             *(8, "HT-keys-not-together", {"span": 16, "together": 2}),
         ),
         (
-            with_span("world", size=64, more=("fault_tolerance=shrink",)),
+            with_span("world", size=64, more=("fault_tolerance.lost_rank=shrink",)),
             *(2, "HT-keys-not-together", {"span": "world", "together": 2}),
         ),
     ],

@@ -45,7 +45,6 @@ def test_the_batch_is_half_a_million_tokens_on_any_ranks():
         (["model.heads=5"], "HT-keys-not-together", {"key": "model"}),
         (["loss=binary_cross_entropy"], "HT-keys-not-together", {"key": "the recipe"}),
         (["model.batch_norm.span=4"], "HT-recipe-key-of-another", {"key": "batch_norm"}),
-        (["stochastic_depth=0.1"], "HT-recipe-key-of-another", {"key": "stochastic_depth"}),
         (["mixing={name: mixup, alpha: 0.2}"], "HT-file-unknown-key", {"key": "mixing.name"}),
     ],
 )

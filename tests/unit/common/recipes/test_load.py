@@ -164,26 +164,10 @@ def test_a_wrong_file_names_the_line(
         load_recipe(file)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_fault_tolerance_in_one_word_leaves_the_other_overrides(reverse: bool) -> None:
-    given = ["fault_tolerance.min_ranks=2", "fault_tolerance=shrink"]
-    tolerance = load_recipe("digits", given[::-1] if reverse else given).fault_tolerance
-    assert (tolerance.lost_rank, tolerance.min_ranks) == ("shrink", 2)
-    whole = override_recipe(load_recipe("digits", given), ["fault_tolerance=stop"]).fault_tolerance
-    assert (whole.lost_rank, whole.min_ranks) == ("stop", 1)
-    contrary = ["fault_tolerance.min_ranks=2", "fault_tolerance=stop"]
-    with refused("HT-set-unknown-key", parent="fault_tolerance", value="stop"):
-        load_recipe("digits", contrary[::-1] if reverse else contrary)
-
-
 @pytest.mark.parametrize(
     ("overrides", "code", "values"),
     [
-        (
-            ["fault_tolerance=elastic"],
-            "HT-value-not-valid",
-            {"key": "fault_tolerance", "value": "elastic"},
-        ),
+        (["fault_tolerance=shrink"], "HT-file-value", {"key": "fault_tolerance"}),
         (["optimizer=3", "optimizer.name=sgd"], "HT-set-unknown-key", {"parent": "optimizer", "value": 3}),
         (["fault_tolerance.min_ranks=2"], "HT-keys-not-together", {}),
         (["checkpoints.every_steps=Auto"], "HT-value-not-valid", {"key": "checkpoints.every_steps", "value": "Auto"}),
@@ -225,7 +209,7 @@ def test_fewer_epochs_than_the_warm_up_has_clip_it_and_say_so() -> None:
         ("you2017-lars@8192", "data.path=/somewhere", False),
         ("you2017-lars@8192", "seed=3", False),
         ("you2017-lars@8192", "checkpoints.every_steps=10", False),
-        ("you2017-lars@8192", "fault_tolerance=shrink", False),
+        ("you2017-lars@8192", "fault_tolerance.lost_rank=shrink", False),
         ("mlperf-resnet50@8192", "batch.micro_batch=32", False),
         ("goyal2017", "batch.emulated_ranks=256", False),
         ("digits-large-minibatch", "batch.size=256", False),

@@ -46,11 +46,15 @@ def test_the_samples_are_those_of_data_parallel_ranks():
         (["pipeline.micro_batches=4"], "HT-keys-not-together", "micro_batches: 4"),
         (["pipeline.schedule=gpipe"], "HT-keys-not-together", "schedule: gpipe"),
         (
-            ["mesh.dp_shard=2", "fault_tolerance=shrink"],
+            ["mesh.dp_shard=2", "fault_tolerance.lost_rank=shrink"],
             "HT-keys-not-together",
             "shrink with mesh dp_shard 2",
         ),
-        (["mesh.dp_replicate=2", "fault_tolerance=shrink"], "HT-keys-not-together", "mesh.dp_replicate fixes it"),
+        (
+            ["mesh.dp_replicate=2", "fault_tolerance.lost_rank=shrink"],
+            "HT-keys-not-together",
+            "mesh.dp_replicate fixes it",
+        ),
         (
             ["mesh.dp_shard=2", "communication.compression=bf16"],
             "HT-keys-not-together",

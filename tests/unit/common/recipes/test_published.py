@@ -206,13 +206,11 @@ PUBLISHED = {
     ("ffcv-rn50@56", 8): ffcv(56),
     ("ffcv-rn50@88", 8): ffcv(88),
     ("torchvision-v2", 8): torchvision(),
-    ("rsb2021@A2", 4): rsb(300, 0.005, IMAGES // 256 * 256),
     ("rsb2021@A3", 4): rsb(100, 0.008, IMAGES),
 }
 
 MOMENTUM = {
     "lamb": 0.0,
-    "rsb2021@A2": 0.0,
     "rsb2021@A3": 0.0,
     "nvidia-dle": 0.875,
     "fujitsu2019": 0.96,

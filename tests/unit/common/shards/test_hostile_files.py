@@ -13,7 +13,6 @@ import pytest
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.shards.decoding import MOST_BYTES
-from hpctrain.common.shards.fake import FakeSet, make_fake
 from hpctrain.common.shards.folders import verify_folder
 from hpctrain.common.shards.image_shards import open_shards
 from hpctrain.common.shards.listing import ClassFolder, list_part
@@ -24,13 +23,14 @@ from hpctrain.common.shards.text.prepare import Preparation, prepare_text
 from hpctrain.common.shards.text.token_manifest import TokenShards, read_text_manifest
 from support.refusals import refused
 from support.shard_folders import shard
+from support.small_imagenet import write_images
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``source``, ``shards``, ``texts`` and ``tokens``."""
     folder = tmp_path_factory.mktemp("made")
-    make_fake(folder / "source", FakeSet(images=60, classes=2, seed=0, size=16, broken=0))
+    write_images(folder / "source", images=60, classes=2, size=16)
     shard(folder / "source", folder / "shards", shard_samples=30)
     (folder / "texts").mkdir()
     (folder / "texts" / "a.jsonl").write_text("".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(200)))

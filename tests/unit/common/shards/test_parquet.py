@@ -163,9 +163,8 @@ def test_a_test_set_validates_where_there_is_no_other(tmp_path: Path) -> None:
     # Numbered from 1, as some programs do.
     write(tmp_path / "source" / "train_1_of_1.parquet", IMAGES[:3], LABELS[:3])
     write(tmp_path / "source" / "test.parquet", IMAGES[3:6], LABELS[3:6])
-    _, told = shard(tmp_path / "source", tmp_path / "shards")
+    shard(tmp_path / "source", tmp_path / "shards")
     assert [sample[2] for sample in samples(tmp_path / "shards", "val")] == IMAGES[3:6]
-    assert any("test set" in line for line in told)
 
 
 @pytest.mark.parametrize(
@@ -230,10 +229,10 @@ _WRONG: tuple[tuple[Any, str, str], ...] = (
         lambda source: [path.unlink() for path in source.rglob("*.parquet") if "train" not in path.name],
         *("", "has no .parquet file of val"),
     ),
-    (lambda source: next(source.rglob("train-00000*")).unlink(), "data", "lacks 1 of 2 files: train-00000-of-00002 "),
+    (lambda source: next(source.rglob("train-00000*")).unlink(), "data", "has 1 of 2 files train-"),
     (
         lambda source: write(source / "train" / "0001_of_0294-ab12.parquet", IMAGES[:1], [0]),
-        *("train", "lacks 293 of 294 files: 0000_of_0294 "),
+        *("train", "has 1 of 294 files"),
     ),
     (
         lambda source: write(source / "data" / "more" / "train-x.parquet", IMAGES[:1], [0]),
@@ -264,12 +263,3 @@ def test_a_file_that_changes_meanwhile(source: Path, tmp_path: Path) -> None:
 
     with refused("HT-source-wrong", path=source / "data" / "train-00001-of-00002.parquet"):
         _make(source, tmp_path / "shards", changes)
-
-
-def test_hosts_that_do_not_share_the_folder(source: Path, tmp_path: Path) -> None:
-    def on_another_host(function: Any, items: Any) -> list[Any]:
-        return [True if isinstance(item, ShardTask) else function(item) for item in items]
-
-    with refused("HT-shards-records-missing", missing=16, count=16):
-        _make(source, tmp_path / "shards", on_another_host)
-    assert not (tmp_path / "shards" / "manifest.json").exists()

@@ -21,14 +21,14 @@ from hpctrain.cli.main import main
 from hpctrain.common.files.whole import temporary
 from hpctrain.common.shards import make as sharding
 from hpctrain.common.shards.decoding import look
-from hpctrain.common.shards.fake import FakeSet, make_fake
 from hpctrain.common.shards.image_shards import open_shards
 from hpctrain.common.shards.listing import ImageFile
-from hpctrain.common.shards.make import cut_shards
+from hpctrain.common.shards.make import cut_shards, divided, drawn
 from hpctrain.common.shards.manifest import Shrinking
 from hpctrain.common.shards.one_shard import tar_bytes
 from support.refusals import refused
 from support.shard_folders import contents, samples, shard
+from support.small_imagenet import write_images
 
 Sample = tuple[str, int, bytes]
 
@@ -36,7 +36,7 @@ Sample = tuple[str, int, bytes]
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("it's odd") / "source"
-    make_fake(folder, FakeSet(images=120, classes=4, seed=0, size=32, broken=2))
+    write_images(folder, images=120, classes=4, size=32, broken=2)
     return folder
 
 
@@ -90,25 +90,19 @@ def test_training_is_mixed_and_broken_images_are_named(whole: Path, source: Path
     assert [shard.samples for shard in manifest.splits["val"].shards] == [12]
 
 
-@pytest.mark.parametrize("validation", ["valid", "validation", "test"])
-def test_folders_of_other_names_and_what_systems_leave_in_them(validation: str, tmp_path: Path):
+def test_what_systems_leave_in_folders_of_images(tmp_path: Path):
     tree = tmp_path / "tree"
-    for number, (split, name) in enumerate((split, name) for split in ("train", validation) for name in ("a", "b")):
+    for number, (split, name) in enumerate((split, name) for split in ("train", "val") for name in ("a", "b")):
         (tree / split / name / "@eaDir").mkdir(parents=True)
         (tree / split / name / "one.jpg").write_bytes(b"%d" % number)
         (tree / split / name / "Thumbs.db").touch()
         (tree / split / "desktop.ini").touch()
-    if validation != "test":
-        # It stays aside where another validates.
-        (tree / "test" / "unlabelled").mkdir(parents=True)
+    # It stays aside.
+    (tree / "test" / "unlabelled").mkdir(parents=True)
     manifest, _ = shard(tree, tmp_path / "shards")
     assert manifest.classes == ("a", "b")
     val = _by_webdataset(tmp_path / "shards", "val")
     assert [(label, content) for _, label, content in val] == [(0, b"2"), (1, b"3")]
-    (tree / "val").mkdir()
-    if validation != "test":
-        with refused("HT-source-wrong", f"val/ and {validation}/"):
-            shard(tree, tmp_path / "others")
 
 
 def test_classes_and_images_of_any_name(tmp_path: Path):
@@ -262,7 +256,7 @@ def test_other_settings_and_other_folders_are_refused(source: Path, shards: Path
             shard(source, shards, **settings)
         assert "--shard-samples 20 --seed 0" in caught.value.hint
     other = tmp_path / "other"
-    make_fake(other, FakeSet(images=40, classes=4, seed=9, size=16, broken=0))
+    write_images(other, images=40, classes=4, size=16, seed=9)
     with refused("HT-shards-begun-otherwise", folder=shards, settings="images or texts"):
         shard(other, shards)
     assert contents(shards) == before
@@ -309,7 +303,7 @@ def test_photographs_are_shrunk_and_the_settings_kept(source: Path, tmp_path: Pa
 
 # Files and folders of a source (which end in a slash), and the one that is named with some words.
 _FOLDERS: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    ((), "", "holds no class folders"),
+    ((), "", "holds neither class folders nor"),
     (("train/n1/",), "val", "is not there"),
     (("train/n1/", "val/n2/"), "", "n1, n2"),
     (("train/n1/", "val/n1/"), "train/n1", "holds no image"),
@@ -332,3 +326,29 @@ def test_a_folder_without_a_set_is_refused(paths: tuple[str, ...], named: str, w
     with refused("HT-source-wrong", words, path=source / named):
         shard(source, tmp_path / "shards")
     assert not (tmp_path / "shards").exists()
+
+
+@pytest.mark.parametrize("share", [0.001, 0.2, 0.5, 0.999])
+def test_one_tree_is_divided_by_the_hashes_of_names_and_each_class_has_some_of_each(share: float):
+    classes = [[ImageFile("f", 0, 1, label, f"{label}_{n}") for n in range(2 + label % 9)] for label in range(500)]
+    found = divided(Path("photos"), [str(label) for label in range(500)], classes, share)
+    for whole, train, val in zip(classes, found["train"], found["val"], strict=True):
+        assert train and val
+        assert sorted([*train, *val]) == sorted(whole)
+        by_hash = [image for image in whole if drawn(image.key) < share * 2**64]
+        assert val == by_hash or len(val) == 1 or len(train) == 1
+
+
+@pytest.mark.parametrize(
+    ("paths", "words"),
+    [
+        (("cat/1.png", "dog/1.png", "dog/2.png"), "has one image"),
+        (("train/cat/1.png", "val/cat/2.png"), "is divided into train and val already"),
+    ],
+)
+def test_one_tree_that_cannot_be_divided_is_refused(paths: tuple[str, ...], words: str, tmp_path: Path):
+    for path in paths:
+        (tmp_path / "source" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "source" / path).touch()
+    with refused("HT-source-wrong", words):
+        shard(tmp_path / "source", tmp_path / "shards", validation_share=0.2)

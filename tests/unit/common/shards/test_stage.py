@@ -12,17 +12,17 @@ import pytest
 from hpctrain.cli.main import main
 from hpctrain.common.files.whole import locked, temporary
 from hpctrain.common.shards import stage as stage_module
-from hpctrain.common.shards.fake import FakeSet, make_fake
 from hpctrain.common.shards.image_shards import open_shards
 from hpctrain.common.shards.stage import StagedFolder, stage
 from support.refusals import refused
 from support.shard_folders import samples, shard
+from support.small_imagenet import write_images
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("staging")
-    make_fake(folder / "source", FakeSet(images=60, classes=3, seed=0, size=24, broken=0))
+    write_images(folder / "source", images=60, classes=3, size=24)
     shard(folder / "source", folder / "shards", shard_samples=10)
     return folder / "shards"
 

@@ -97,7 +97,7 @@ CASES = {
     "open-mpi-5": command("open-mpi-5", 2),
     "open-mpi-5-apptainer": command("open-mpi-5", 2, container=SIF, python="/opt/conda/bin/python"),
     "open-mpi-5-fault-tolerant": command(
-        "open-mpi-5", 6, hosts=UNEVEN, backend="mpi", overrides=("fault_tolerance=shrink",)
+        "open-mpi-5", 6, hosts=UNEVEN, backend="mpi", overrides=("fault_tolerance.lost_rank=shrink",)
     ),
     "open-mpi-5-in-a-job": command("open-mpi-5", 6, hosts=UNEVEN, slurm=IN_JOB),
     "open-mpi-5-oversubscribed": command("open-mpi-5", 2, oversubscribe=True),
@@ -208,7 +208,8 @@ def test_torchrun_is_started_on_each_host_by_whoever_is_there() -> None:
 def test_only_open_mpi_5_goes_on_without_a_dead_rank() -> None:
     def refusal(launcher: Launcher, **choices: Any) -> str:
         plan = make_plan(
-            TrainingRequest(work=load_recipe("digits", ["fault_tolerance=shrink"]), ranks=2, **choices), MACHINE
+            TrainingRequest(work=load_recipe("digits", ["fault_tolerance.lost_rank=shrink"]), ranks=2, **choices),
+            MACHINE,
         )
         try:
             require_choices(plan)
@@ -225,7 +226,8 @@ def test_only_open_mpi_5_goes_on_without_a_dead_rank() -> None:
 
 def test_an_open_mpi_without_failure_mitigation(tmp_path: Path) -> None:
     plan = make_plan(
-        TrainingRequest(work=load_recipe("digits", ["fault_tolerance=shrink"]), ranks=2, backend="mpi"), MACHINE
+        TrainingRequest(work=load_recipe("digits", ["fault_tolerance.lost_rank=shrink"]), ranks=2, backend="mpi"),
+        MACHINE,
     )
     info = tmp_path / "ompi_info"
     launcher = dataclasses.replace(mpi("open-mpi-5"), mpirun=tmp_path / "mpirun")
@@ -240,7 +242,7 @@ def test_an_open_mpi_without_failure_mitigation(tmp_path: Path) -> None:
 def test_ranks_that_heal_have_one_launcher() -> None:
     """Inside a job, too, where others have the first that is installed."""
     job = {"SLURM_JOB_ID": "1"}
-    request = TrainingRequest(work=load_recipe("digits", ["fault_tolerance=shrink"]), ranks=2, backend="mpi")
+    request = TrainingRequest(work=load_recipe("digits", ["fault_tolerance.lost_rank=shrink"]), ranks=2, backend="mpi")
     assert isinstance(first_launcher(make_plan(request, MACHINE), job), MpiInstallation)
 
 

@@ -61,8 +61,8 @@ def test_ranks_never_share_cores_unless_there_are_more_of_them(ranks: int, cores
         assert re.findall(r"n?\d+", warning)[:3] == [str(ranks), str(cores), "n1"]
 
 
-SHRINK = load_recipe("digits", ["fault_tolerance=shrink"])
-ASYNC = load_recipe("digits", ["sync=async"])
+SHRINK = load_recipe("digits", ["fault_tolerance.lost_rank=shrink"])
+ASYNC = load_recipe("digits", ["sync.mode=async"])
 
 
 def on_keras(name: str, *overrides: str) -> dict[str, Any]:
@@ -94,7 +94,6 @@ def on_keras(name: str, *overrides: str) -> dict[str, Any]:
             for backend in ("mirrored", "parameter_server")
             for setting in ("batch.micro_batch=8", "communication.compression=bf16")
         ),
-        (on_keras("digits", "model.name=resnet18", "stochastic_depth=0.1"), "HT-only-in-pytorch"),
         (on_keras("digits", "compile=on"), "HT-only-in-pytorch"),
         (on_keras("digits", "mixing={mixup: 1.0}"), "HT-only-in-pytorch"),
         (on_keras("digits", "averaging={decay: 0.9}"), "HT-only-in-pytorch"),
@@ -152,7 +151,7 @@ def with_gpus(gpus: int, **changes: object) -> Machine:
             {},
             ("horovod", "a script of either framework, a GPU for each rank on n1"),
         ),
-        (SHRINK, with_gpus(2), {}, ("mpi", "fault_tolerance: shrink")),
+        (SHRINK, with_gpus(2), {}, ("mpi", "fault_tolerance.lost_rank: shrink")),
     ],
 )
 def test_the_backend_of_two_ranks_and_why(
@@ -290,7 +289,7 @@ def test_gpus_of_several_hosts_are_not_shared() -> None:
 def test_a_parameter_server_needs_the_engine_that_has_one() -> None:
     for ranks in (1, 2):
         placed = make_plan(TrainingRequest(work=ASYNC, ranks=ranks), MACHINE)
-        assert (placed.backend, placed.backend_reason) == ("mpi", "sync: async")
+        assert (placed.backend, placed.backend_reason) == ("mpi", "sync.mode: async")
     # Averaging parameters is a reduction like another.
     assert (
         make_plan(

@@ -252,7 +252,7 @@ def test_the_rank_that_has_most_samples_decides():
 
 
 def test_a_recipe_that_needs_an_engine_gets_it():
-    training = recipe_training(load_recipe("goyal2017", ["fault_tolerance=shrink"]))
+    training = recipe_training(load_recipe("goyal2017", ["fault_tolerance.lost_rank=shrink"]))
     request = PredictionRequest(hardware=Hardware(gpu="h100-sxm", gpus_per_node=8), nodes=[2])
     found = predict_request(training, request)
     assert found.node.engine == "mpi"

@@ -233,7 +233,7 @@ def test_what_needs_an_mpi_is_refused(backend: str, framework: str, profile: Clu
 
 def test_ranks_that_heal_are_refused() -> None:
     with refused("HT-backend-unfit"):
-        pod_run(work=load_recipe("digits", ["fault_tolerance=shrink"]), nodes=2)
+        pod_run(work=load_recipe("digits", ["fault_tolerance.lost_rank=shrink"]), nodes=2)
 
 
 def test_nodes_get_what_is_asked_for() -> None:

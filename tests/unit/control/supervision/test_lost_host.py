@@ -200,6 +200,6 @@ def test_further_attempts_that_start_nothing_can_be_resumed() -> None:
 @needs.pytorch
 def test_a_host_that_goes_when_all_is_done_changes_nothing() -> None:
     Path("lose").write_text("n2 late")
-    assert main(["run", "digits", *HOSTS, "--set", "fault_tolerance=stop"]) == 0
+    assert main(["run", "digits", *HOSTS, "--set", "fault_tolerance.lost_rank=stop"]) == 0
     assert [event.status for event in events("fault", "end")] == ["done"]
     assert json.loads(Path("run/summary.json").read_text())["status"] == "done"

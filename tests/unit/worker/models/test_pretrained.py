@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from hpctrain.common.checkpoints.weights import residual_network
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.sections import ModelSettings
 from hpctrain.common.run.plan import Plan
@@ -142,8 +141,6 @@ def test_a_checkpoint_its_export_and_back(tmp_path: Path) -> None:
         model = begun(source, name="digits_cnn")
         for name, value in trainer.model.state_dict().items():
             assert torch.equal(model.state_dict()[name], value)
-    with refused("HT-weights-of-other-model"):
-        residual_network(tmp_path)
     keras_plan = {**plan, "framework": "keras"}
     other = write_checkpoint(tmp_path, progress_of(1), state, plan=keras_plan)
     with refused("HT-only-in-pytorch", framework="keras"):

@@ -66,10 +66,15 @@ def test_the_directory_holds_plan_script_and_submission(
 @needs.pytorch
 def test_the_job_of_ranks_that_heal_outlives_a_node(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     for word, lines in (("shrink", 1), ("stop", 0)):
-        assert submit("digits", "--cluster", "generic", "--nodes", "2", "--set", f"fault_tolerance={word}") == 0
+        assert (
+            submit("digits", "--cluster", "generic", "--nodes", "2", "--set", f"fault_tolerance.lost_rank={word}") == 0
+        )
         script = Path(capsys.readouterr().out.split()[0], "job.sh").read_text()
         assert script.splitlines().count("#SBATCH --no-kill") == lines
-    assert submit("digits", "--cluster", "generic", "--set", "fault_tolerance=shrink", "--launcher", "srun-pmix") == 2
+    assert (
+        submit("digits", "--cluster", "generic", "--set", "fault_tolerance.lost_rank=shrink", "--launcher", "srun-pmix")
+        == 2
+    )
     assert codes(capsys.readouterr().err) == ["HT-shrink-not-possible"]
     assert len(programs.calls("sbatch")) == 2
 
