@@ -213,7 +213,7 @@ class Batch(CheckedSection):
             return self
         size = self.per_rank * (self.emulated_ranks or ranks)
         piece = self.micro_batch or (self.per_rank if self.emulated_ranks else None)
-        return Batch(size=size, micro_batch=piece, drop_last=self.drop_last)
+        return self.model_copy(update={"size": size, "per_rank": None, "emulated_ranks": None, "micro_batch": piece})
 
     @property
     def fixed_size(self) -> int | None:

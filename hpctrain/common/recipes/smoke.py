@@ -120,11 +120,11 @@ def _schedule(recipe: Recipe, shrunk: _Shrunk) -> Schedule:
 
 def _batch(batch: Batch) -> Batch:
     if batch.emulated_ranks:
-        return Batch(per_rank=_MICRO_BATCH, emulated_ranks=_BATCH // _MICRO_BATCH, drop_last=batch.drop_last)
+        return batch.model_copy(update={"per_rank": _MICRO_BATCH, "emulated_ranks": _BATCH // _MICRO_BATCH})
     piece = batch.micro_batch
     if isinstance(piece, int):
         piece = min(piece, _MICRO_BATCH)
-    return Batch(size=_BATCH, micro_batch=piece, drop_last=batch.drop_last)
+    return batch.model_copy(update={"size": _BATCH, "per_rank": None, "micro_batch": piece})
 
 
 def _mixing(recipe: Recipe) -> Mixing | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-_ID = re.compile(r"[1-9]\d{0,9}(_\d{1,9})?", re.ASCII)
+_ID = re.compile(r"[1-9]\d{0,19}(_\d{1,9})?", re.ASCII)
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
 _ENDED = frozenset(
     (
@@ -31,6 +31,7 @@ class JobState(BaseModel):
         exit_code, signal: of the batch script; 0 while it runs.
         command: the job script's path, its arguments after it; empty where there is none, or only the accounting
             remembers the job.
+        directory: that of the run, from which the job was submitted.
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)

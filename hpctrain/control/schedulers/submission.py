@@ -32,7 +32,7 @@ class Submission(BaseModel):
 
     cluster: str = Field(description="name of the profile")
     scheduler: str = DEFAULT
-    jobs: tuple[Annotated[str, Field(pattern=r"^\d{1,10}$")], ...] = Field(
+    jobs: tuple[Annotated[str, Field(pattern=r"^\d{1,20}$")], ...] = Field(
         description="numbers of the jobs that were submitted together, first to last"
     )
     resume: str | None = Field(None, description="the command that submits it again; None for Slurm's")

@@ -6,6 +6,7 @@ Rank 0 alone records, once per process. The other ranks record nothing, and noth
 from __future__ import annotations
 
 import atexit
+import operator
 import time
 import weakref
 from collections.abc import Mapping
@@ -107,8 +108,12 @@ class Recording:
             self._measure()
 
     def resumed_at(self, step: int) -> None:
-        """Count on from this step."""
-        self.steps, self._continues = step, True
+        """Count on from this step.
+
+        Raises:
+            TypeError: it is no whole number.
+        """
+        self.steps, self._continues = operator.index(step), True
 
     def stopped(self, reason: str) -> None:
         """Record that the script has saved its state and leaves, because it was asked to."""

@@ -5,13 +5,13 @@ They ask it for each file, and wait for it and repeat that for minutes where pac
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import socket
 import threading
 import zlib
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -84,20 +84,25 @@ def _first_answer(directory: RunDirectory, folder: Path | None, *, answers: bool
 
 def _answers(host: str, port: int) -> bool:
     """Whether any of a host's addresses can be connected to within the limit."""
-    reached = threading.Event()
+    reached, done = threading.Event(), threading.Event()
 
-    async def connect() -> None:
-        # Addresses are tried beside each other, for networks that drop the packets of one family.
-        _, writer = await asyncio.open_connection(host, port, happy_eyeballs_delay=0.25)
-        reached.set()
-        writer.close()
+    def connect(address: tuple[Any, ...]) -> None:
+        with contextlib.suppress(OSError), socket.create_connection(address[:2], _SECONDS):
+            reached.set()
+            done.set()
 
     def ask() -> None:
         with contextlib.suppress(OSError, UnicodeError):
-            asyncio.run(connect())
+            addresses = {address for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+            # Beside each other: where packets of one family are dropped, the others are not to wait for it.
+            asking = [threading.Thread(target=connect, args=(address,), daemon=True) for address in addresses]
+            for thread in asking:
+                thread.start()
+            for thread in asking:
+                thread.join()
+        done.set()
 
-    # In a thread, because looking up a name has no limit.
-    asking = threading.Thread(target=ask, name="hpctrain-hub", daemon=True)
-    asking.start()
-    asking.join(_SECONDS)
+    # In a thread for which nothing waits, not even the end of the process: looking up a name has no limit.
+    threading.Thread(target=ask, name="hpctrain-hub", daemon=True).start()
+    done.wait(_SECONDS)
     return reached.is_set()

@@ -12,7 +12,6 @@ from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.recipes.compatibility import incompatibilities
 from hpctrain.common.recipes.mesh import Mesh, Pipeline
 from hpctrain.common.recipes.requirements import require_micro_batches
-from hpctrain.common.recipes.sections import Batch
 from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.prediction import Length
 from hpctrain.control.predict.training import compiled_on_gpus, epoch_steps
@@ -152,7 +151,7 @@ class LanguageTraining:
         recipe = self.recipe
         if recipe is None or recipe.data.epoch_samples is None:
             return None
-        batch = Batch(size=layout.global_batch, drop_last=recipe.batch.drop_last)
+        batch = recipe.batch.model_copy(update={"size": layout.global_batch, "per_rank": None})
         steps = recipe.epochs * epoch_steps(batch, recipe.data.epoch_samples)
         return Length(epochs=np.full(len(step_s), recipe.epochs), source="the recipe's", seconds=steps * step_s)
 

@@ -45,7 +45,7 @@ def reshape(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _without_memory(value: Any) -> Any:
-    return torch.empty(value.shape, device="meta") if isinstance(value, torch.Tensor) else value
+    return torch.empty(value.shape, device="meta") if isinstance(value, BatchTensor) else value
 
 
 # The stride of the rows in a tensor without memory, whose other dimensions have 0. A new one gets twice it, 1 or 0.

@@ -284,7 +284,8 @@ class Pipeline:
         if count == 0:
             return output[:0].sum()
         found = self._loss_of(output[:count], target[:count])
-        if self._means is not None and found.numel() == 1:
+        # In an evaluation a loss may also collect its values, as that of recipes does.
+        if self._means is not None and torch.is_grad_enabled() and found.numel() == 1:
             self._means.check(output[:count], target[:count])
         return found * factor
 
