@@ -74,7 +74,7 @@ def test_each_error_is_made_with_a_code():
     made = [*calls(TREES, plain), *calls(own, {"super().__init__"})]
     first = [ast.unparse(each.args[0]) for each in made]
     assert [each for each in first if not (each.startswith("'HT-") or each.endswith("code"))] == []
-    assert len(own) > 1 and len(first) > 500
+    assert len(own) > 1 and len(first) > 400
 
 
 def calls(trees: Iterable[ast.AST], functions: set[str]) -> list[ast.Call]:

@@ -54,7 +54,6 @@ _ALLOWED: dict[str, dict[str, str]] = {
     "text for a shell": {
         "tests/unit/cli/test_program.py": "a shell closes and redirects the streams",
         "tests/unit/common/files/test_shell_words.py": "a shell reads printed words",
-        "tests/support/small_disks.py": "a shell makes mounts",
         "tests/mpi/programs/stalls.py": "of numbers alone",
         "tests/support/hosts/local_hosts.py": "a constant, for a process that has to be small",
         "tests/hosts/test_local_hosts.py": "of names of the tests' own hosts and folders",

@@ -38,7 +38,7 @@ class TrainingRequest:
         framework: for a recipe; None for PyTorch where it is installed, else Keras.
         host_options, start, stop: of a resumed run, what was given replaces the plan's.
         tracking: where the resumed run's curves go; None for where they went, or ``work``'s go.
-        accept_changes: resume with another recipe or script than the run was begun with, or with an edited plan.
+        accept_changes: resume with another recipe or script than the run was begun with.
         submitted: a plan's file, with which a resumed run begins where its directory holds none.
         with_data: a recipe needs its data; False to place ranks alone.
     """

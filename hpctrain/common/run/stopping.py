@@ -20,7 +20,7 @@ from hpctrain.common.files.regular import open_regular, private
 RESUMABLE = 4
 # What asks a launcher to stop. TERM is what cancelled and preempted jobs get; the other signals end a process at once,
 # tell of a crash, cannot be handled, or are ignored by a process that does not listen yet.
-STOP_SIGNALS = ("ALRM", "USR1", "USR2", "XCPU")
+STOP_SIGNALS = ("USR1", "USR2")
 # Of them, what announces the end of a job to its batch process.
 JOB_SIGNAL = signal.SIGUSR2
 

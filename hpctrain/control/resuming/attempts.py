@@ -270,7 +270,7 @@ def run_events(directory: RunDirectory) -> list[Event]:
         HpctrainError: the file is damaged; names the line.
     """
     kinds = (StartEvent, CheckpointEvent, StallEvent, FaultEvent, StoppedEvent, EndEvent)
-    events = (event for event in EventsFile(directory.events).outline if isinstance(event, kinds))
+    events = EventsFile(directory.events).of_kinds(*kinds)
     return list(itertools.dropwhile(lambda event: not isinstance(event, StartEvent), events))
 
 

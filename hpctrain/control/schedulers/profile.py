@@ -55,7 +55,7 @@ def _sbatch_options(options: dict[str, str | None]) -> dict[str, str | None]:
         if gpus or any(name.startswith(option) for name in _SET_BY_HPCTRAIN):
             raise InvalidValueError(
                 "HT-sbatch-option-set-elsewhere",
-                "{option} is set by hpctrain, from an option of hpctrain submit or a key of the profile",
+                "{option} is set by hpctrain, from options of submit, keys of the profile or what a run needs",
                 option=option,
             )
     return options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 
 from hpctrain.common.cluster.machine import Machine, same_host
@@ -39,6 +40,7 @@ def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
     """
     require_choices(plan)
     require_image(plan.start.container)
+    _require_program(plan, machine)
     _require_passed(plan)
     _require_data(plan, machine)
     if not plan.needs_launcher:
@@ -69,6 +71,17 @@ def require_packages(plan: Plan) -> None:
         if plan.framework:
             extras.append(plan.framework)
     require_extras(*extras)
+
+
+def _require_program(plan: Plan, machine: Machine) -> None:
+    """Refuse to start a program in each rank that this machine, if it is one of the hosts, does not have."""
+    container = plan.start.container
+    if container and container.runtime == "pyxis":
+        return
+    program = "apptainer" if container else plan.start.python
+    if program and any(same_host(host.host, machine.host) for host in plan.hosts) and shutil.which(program) is None:
+        option = "--container needs it" if container else "name the ranks' interpreter: --python PROGRAM"
+        raise HpctrainError("HT-program-not-found", "there is no program {program}", option, program=program)
 
 
 def _require_passed(plan: Plan) -> None:

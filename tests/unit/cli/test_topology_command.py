@@ -138,7 +138,7 @@ def test_misuse_of_place(fabric: str, capsys: pytest.CaptureFixture[str], argume
 
 def test_verify_needs_an_allocation(fabric: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
-    assert codes(run(capsys, "verify", code=2)) == ["HT-hosts-not-named"]
+    assert codes(run(capsys, "verify", code=2)) == ["HT-hosts-too-few"]
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node0001")
     said = run(capsys, "verify", code=2)
     assert codes(said) == ["HT-hosts-too-few"]

@@ -79,11 +79,11 @@ def test_a_running_job(tmp_path: Path) -> None:
     assert (status.state, status.attempt, status.hosts, status.message) == ("running", 1, ("n1", "n3"), "")
     assert (status.step, status.steps, status.epoch, status.epochs) == (8, 12, 2, 3)
     assert (status.step_loss, status.test_accuracy, status.samples_per_s) == (0.25, 0.85, 128.0)
-    # Steps 2 to 8 are at 2, 4, 5, 7 … 10 s: an event lies between some of them.
-    assert status.step_seconds == pytest.approx(8 / 6)
-    assert status.remaining_s == pytest.approx(4 * 8 / 6)
+    # Steps 2 to 8 are at 2, 3, 4, 6 … 9 s: the end of an epoch lies between two of them.
+    assert status.step_seconds == pytest.approx(7 / 6)
+    assert status.remaining_s == pytest.approx(4 * 7 / 6)
     assert status.job_remaining_s == 5
-    assert (status.elapsed_s, status.last_event_s, status.silent) == (13.0, 1.0, False)
+    assert (status.elapsed_s, status.last_event_s, status.silent) == (13.0, 2.0, False)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_start_takes_back_what_was_lost(tmp_path: Path) -> None:
 def test_a_silent_run(tmp_path: Path) -> None:
     events = [{**event, "time": event["time"] - 1000} for event in [start(), *run_events(2)]]
     status = known(tmp_path, events)
-    assert status.silent and status.last_event_s == 1001
+    assert status.silent and status.last_event_s == 1002
 
 
 def local_run(tmp_path: Path, *, held: bool = True, **changes: Any) -> RunStatus:

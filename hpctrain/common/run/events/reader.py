@@ -9,7 +9,7 @@ import re
 import reprlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from functools import cached_property, partial
 from io import BufferedReader
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,7 @@ from hpctrain.common.files.printable import dotted, json_text
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.run.events.kinds import (
     AfterStepEvent,
+    BaseEvent,
     ContinuedEvent,
     Event,
     FaultEvent,
@@ -45,6 +46,7 @@ CLASSES: dict[str, type[KnownEvent]] = {kind.model_fields["event"].default: kind
 _RECOVERED = RecoveredFaultEvent.model_fields.keys() - FaultEvent.model_fields.keys()
 # Without faults, for which there are two classes.
 _KNOWN = {name.encode(): kind for name, kind in CLASSES.items() if not issubclass(kind, FaultEvent)}
+_AFTER_STEP = frozenset(name for name, kind in _KNOWN.items() if issubclass(kind, AfterStepEvent))
 
 
 def class_of(values: Mapping[str, Any]) -> type[Event]:
@@ -152,12 +154,9 @@ def _whole_lines(file: BufferedReader) -> Iterator[bytes]:
 class EventsFile:
     """The events of a run as far as they are written when the object is made; a file that is not there has none.
 
-    Most lines of a long file are steps, or what a script logs. Of these only the newest are kept, and parsed when they
-    are asked for. Each loop over all events reads the file anew, so that one of them is in memory at a time.
-
-    Attributes:
-        outline: all events but steps and logs, with the last step of the attempt before each end of an epoch: what
-            :func:`kept` needs.
+    Most lines of a long file are steps, or what a script logs. Of these only the newest are kept. Lines are parsed when
+    their events are asked for, so that a damaged one stops nobody who needs it not. Each loop over all events reads the
+    file anew, so that one of them is in memory at a time.
 
     Raises:
         HpctrainError: the file cannot be read or is damaged, see :func:`read_events`; from here and all methods.
@@ -166,7 +165,8 @@ class EventsFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.lines, self.has_steps = 0, False
-        self.outline: list[Event] = []
+        # All lines but those of steps and logs, with the last step of the attempt before each end of an epoch.
+        self._outline: list[tuple[bytes, _Numbered]] = []
         self._last: _Numbered | None = None
         # Of the current attempt.
         self._newest: dict[bytes, deque[_Numbered]] = {kind: deque(maxlen=_NEWEST) for kind in (b"step", b"log")}
@@ -181,20 +181,29 @@ class EventsFile:
             self._newest[kind].append(line)
             self.has_steps = self.has_steps or kind == b"step"
             return
-        event = self._parse(line)
-        if isinstance(event, StartEvent):
+        if kind == b"start":
             for newest in self._newest.values():
                 newest.clear()
-        if steps and isinstance(event, AfterStepEvent):
-            self.outline.append(self._parse(steps[-1]))
-        self.outline.append(event)
+        if steps and kind in _AFTER_STEP:
+            self._outline.append((b"step", steps[-1]))
+        self._outline.append((kind, line))
 
     def __iter__(self) -> Iterator[Event]:
         return islice(read_events(self._path), self.lines) if self.lines else iter(())
 
+    @cached_property
+    def outline(self) -> list[Event]:
+        """All events but steps and logs, with the last step before each end of an epoch: what :func:`kept` needs."""
+        return [self._parse(line) for _, line in self._outline]
+
+    def of_kinds(self, *kinds: type[BaseEvent]) -> list[Event]:
+        """The events of these kinds, in order: any but steps and logs."""
+        names = {kind.model_fields["event"].default.encode() for kind in kinds}
+        return [self._parse(line) for name, line in self._outline if name in names]
+
     def few(self, kind: type[Kind]) -> list[Kind]:
-        """The events of this kind, in order: any but steps and logs."""
-        return [event for event in self.outline if isinstance(event, kind)]
+        """The events of one kind, in order: any but steps and logs."""
+        return [event for event in self.of_kinds(kind) if isinstance(event, kind)]
 
     def newest(self, kind: type[Frequent]) -> list[Frequent]:
         """The last hundred steps, or log events, of the last attempt."""

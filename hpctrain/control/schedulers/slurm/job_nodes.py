@@ -128,7 +128,7 @@ def nodes_to_exclude(
         None where no node has ever failed.
     """
     failed: dict[str, ExcludedEvent | FaultEvent] = {}
-    for event in EventsFile(run.events).outline:
+    for event in EventsFile(run.events).of_kinds(ExcludedEvent, FaultEvent):
         if isinstance(event, ExcludedEvent) or (isinstance(event, FaultEvent) and event.code in _OF_HOSTS):
             # A fault may name several hosts, or none; and hosts with their domain, which Slurm's nodes mostly lack.
             failed |= dict.fromkeys(re.findall(r"([^\s,.]+)[^\s,]*", event.host or ""), event)

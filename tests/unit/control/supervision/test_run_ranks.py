@@ -159,7 +159,7 @@ def test_a_process_that_is_no_rank_is_not_ended(directory: RunDirectory) -> None
 
 
 def digits(lost_rank: str) -> Recipe:
-    return load_recipe("digits", [f"fault_tolerance={lost_rank}"])
+    return load_recipe("digits", [f"fault_tolerance.lost_rank={lost_rank}"])
 
 
 class Clock:
