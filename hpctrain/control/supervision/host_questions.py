@@ -1,4 +1,4 @@
-"""Asks the hosts of a run by ssh, all at once: what would prevent the start of ranks, and whether they answer."""
+"""Asks the hosts of a run, all at once: by ssh what would prevent the start of ranks, by srun whether they answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.launchers.command import Launcher, Torchrun
-from hpctrain.control.launchers.command_line import TRAIN
+from hpctrain.control.launchers.command_line import JOB_SETTINGS, TRAIN
 from hpctrain.control.launchers.launcher_choice import in_allocation
 
 # A host that does not answer ssh in this time counts as lost.
@@ -39,6 +39,8 @@ _SSH_OPTIONS = (
     *("-x", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}", "-o", "ControlMaster=no"),
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=2", "--"),
 )
+# One task beside the ranks' own, wherever it may run, that needs no MPI (https://slurm.schedmd.com/srun.html).
+_SRUN = ("srun", "--overlap", "--overcommit", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--mpi=none", "--quiet")
 # How long a host may take that is only asked whether it answers.
 _SECONDS = 10.0
 # Loading Python from a shared file system can be slow the first time.
@@ -188,17 +190,19 @@ def silent_hosts(
         machine: this one, which is not asked.
         lost: hosts that the launcher lost.
     """
+    by_srun = in_allocation(environment)
     others = [host.host for host in plan.hosts if not same_host(host.host, machine.host)]
-    # A job ends with a node of it that fails, unless its ranks go on without. Each host's torchrun is started on that
-    # host, so this one has no way to ask.
-    if not others or in_allocation(environment) or launcher is None or isinstance(launcher, Torchrun):
+    # Each host's torchrun is started on that host, so this one has no way to ask.
+    if not others or launcher is None or isinstance(launcher, Torchrun):
         return ()
-    if other_agent(plan, environment) or shutil.which("ssh") is None:
+    if (not by_srun and other_agent(plan, environment)) or shutil.which("srun" if by_srun else "ssh") is None:
         return ()
 
     def answers(host: str) -> bool:
+        question = (*_SRUN, f"--nodelist={host}") if by_srun else ("ssh", *_SSH_OPTIONS, host)
+        inherited = {name: value for name, value in environment.items() if name not in JOB_SETTINGS}
         try:
-            return run_program("ssh", *_SSH_OPTIONS, host, "true", seconds=_SECONDS).returncode == 0
+            return run_program(*question, "true", seconds=_SECONDS, environment=inherited).returncode == 0
         except HpctrainError:
             return False
 

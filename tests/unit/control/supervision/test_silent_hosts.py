@@ -1,4 +1,4 @@
-"""Which hosts answer; a script stands in for ssh."""
+"""Which hosts answer; scripts stand in for ssh and srun."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hpctrain.control.supervision.host_questions import silent_hosts
 
 MPIRUN = MpiInstallation(flavour="open-mpi-5", version="5", mpirun=Path("mpirun"))
 MACHINE = Machine(host="n1.cluster", cores=2, frameworks=frozenset(), versions={})
-JOB = {"SLURM_JOB_ID": "17"}
+JOB = {"SLURM_JOB_ID": "17", "SLURM_NTASKS_PER_NODE": "4", "SLURM_CONF": "/etc/slurm.conf"}
 # n3 refuses, n4 hangs. A shell starts in little of the time that a busy machine leaves.
 PROGRAM = """#!/bin/sh
-echo "${0##*/} $*" >> asked
+echo "${0##*/} $* ${SLURM_NTASKS_PER_NODE+inherited}" >> asked
 case " $* " in
     *n4*) exec sleep 600 ;;
     *n3*) exit 255 ;;
@@ -31,8 +31,9 @@ def _programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("hpctrain.control.supervision.host_questions._SECONDS", 60.0)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    Path("ssh").write_text(PROGRAM)
-    Path("ssh").chmod(0o700)
+    for name in ("ssh", "srun"):
+        Path(name).write_text(PROGRAM)
+        Path(name).chmod(0o700)
 
 
 def asked() -> list[str]:
@@ -62,12 +63,18 @@ def test_by_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all("-o BatchMode=yes" in line for line in asked())
 
 
+@pytest.mark.parametrize("launcher", [MPIRUN, Srun(mpi="pmix")])
+def test_by_srun_in_a_job(launcher: Launcher) -> None:
+    """Whatever starts the ranks there: mpirun too reaches the nodes by srun."""
+    assert silent(plan("n2", "n3"), launcher, **JOB) == ("n3",)
+    assert [line.startswith("srun --overlap ") and line.endswith(" true ") for line in asked()] == [True] * 2
+    assert "--nodelist=n2" in asked()[0]
+
+
 @pytest.mark.parametrize(
     ("launcher", "start", "variables"),
     [
         (None, Start(), {}),
-        (MPIRUN, Start(), JOB),
-        (Srun(mpi="pmix"), Start(), JOB),
         (MPIRUN, Start(arguments=("--prtemca", "plm_ssh_agent", "my-ssh")), {}),
         (MPIRUN, Start(), {"HYDRA_LAUNCHER_EXEC": "my-ssh"}),
         (MPIRUN, Start(), {"PRTE_MCA_plm_ssh_agent": "my-ssh"}),
