@@ -208,7 +208,13 @@ def build(case: Case, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, case.optimizer([{"params": rest}, norm])
 
 
+# The samples of each call of the loss without gradients, since the last evaluation began.
+EVALUATED: list[int] = []
+
+
 def loss_of(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if not torch.is_grad_enabled():
+        EVALUATED.append(len(y))
     return F.cross_entropy(logits.flatten(0, 1), y.flatten())
 
 
@@ -258,7 +264,9 @@ def train_pipeline(case: Case, pipeline: Any, optimizer: torch.optim.Optimizer, 
             x, y, scale = x.to(DEVICE), y.to(DEVICE), 1 / case.accumulate
             loss = pipeline.step(x, y, scale=torch.inf if step == case.overflow_at else scale, scaler=scaler)
             if step == 1:
+                EVALUATED.clear()
                 evaluated = pipeline.evaluate(x, y)
+                assert sum(EVALUATED) <= len(x), f"the loss of {len(x)} samples was asked for {EVALUATED}"
                 assert case.overflow_at or abs(evaluated - loss) < 1e-5, (evaluated, loss)
             if step % case.accumulate:
                 continue
