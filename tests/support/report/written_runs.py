@@ -97,3 +97,30 @@ def run_events(epochs: int = EPOCHS) -> list[Line]:
     return [{"time": 1_700_000_000.0 + second, **event} for second, event in enumerate(events)]
 
 
+def typed(line: Line) -> Event:
+    """An event as readers get it."""
+    return parse_event(json.dumps(line).encode(), "an event of a test")
+
+
+def typed_run(epochs: int = EPOCHS) -> list[Event]:
+    """The same as :func:`run_events`."""
+    return [*map(typed, run_events(epochs))]
+
+
+def write_run(path: Path, plan: Plan, events: list[Line] | None) -> RunDirectory:
+    directory = RunDirectory(path)
+    directory.create(plan)
+    if events is not None:
+        directory.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return directory
+
+
+def record_of(events: Iterable[Event]) -> Record:
+    """The record of a run with these events."""
+    folder = tempfile.TemporaryDirectory()
+    directory = RunDirectory(Path(folder.name))
+    directory.events.write_bytes(b"".join(map(line_of, events)))
+    record = Record(directory)
+    # Not before, because a record reads its file again.
+    weakref.finalize(record, folder.cleanup)
+    return record

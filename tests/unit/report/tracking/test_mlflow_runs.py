@@ -57,6 +57,6 @@ def test_run_parameters_and_curves_are_read_back(tmp_path: Path, monkeypatch: py
     with directory.events.open("a") as file:
         file.writelines(json.dumps(event) + "\n" for event in [again, *last])
     send(directory, "mlflow")
-    assert (only_run().info.status, only_run().info.end_time) == ("FINISHED", 1_700_000_117_000)
+    assert (only_run().info.status, only_run().info.end_time) == ("FINISHED", 1_700_000_116_000)
     assert history("step/loss") == points([*written, *last], "loss")
     assert [step for step, *_ in history("epoch/test_accuracy")] == [4, 8, 12]
