@@ -94,7 +94,7 @@ def data_sets_of_datasets_in_torchdatas_loader(comm):
 @situation
 def nodes_of_torchdata(comm):
     nodes = torchdata.nodes.Loader(torchdata.nodes.IterableWrapper(range(SAMPLES)))
-    refused(lambda: ht.shard(nodes), "HT-shard-wrong-data")
+    refused(lambda: ht.shard(nodes), "HT-argument-not-valid")
 
 
 if __name__ == "__main__":
