@@ -32,9 +32,12 @@ import hpctrain as ht
 
 comm = ht.init()
 count = pathlib.Path("count")
+written = pathlib.Path("count.new")
 for number in range(int(count.read_text()) if count.exists() else 0, 1000):
     if comm.rank == 0:
-        count.write_text(str(number + 1))
+        # Replaced as a whole: the test and the other rank read it at any time.
+        written.write_text(str(number + 1))
+        written.replace(count)
     time.sleep(0.05)
     if ht.should_stop():
         raise SystemExit(ht.RESUMABLE)
