@@ -28,8 +28,9 @@ def jobs_of(run: Path) -> list[str]:
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    lines = (run / "events.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["event"] == kind]
+    """The events of a kind, but for a last one that is still being written."""
+    lines = (run / "events.jsonl").read_text().splitlines(keepends=True)
+    return [event for line in lines if line.endswith("\n") and (event := json.loads(line))["event"] == kind]
 
 
 def wait_until(what: str, condition: Callable[[], bool], timeout: float = 120) -> None:
