@@ -247,7 +247,7 @@ def shard(
     if not isinstance(data, DataLoader) or data.batch_sampler is None or isinstance(data.dataset, IterDataPipe):
         raise HpctrainError(
             "HT-shard-wrong-data",
-            "ht.shard needs a DataLoader that makes the batches itself, by batch_size or batch_sampler, and not of a pipe",
+            "ht.shard needs a DataLoader that makes batches, by batch_size or batch_sampler, and not of a pipe",
             "DataLoader(dataset, batch_size=…); for a stream, class Samples(IterableDataset) with __iter__",
         )
     if data_place(comm).ranks > 1:
