@@ -44,7 +44,7 @@ def status(
 
     found, problem = read_status(find_run(target))
     if problem:
-        tell(f"hpctrain: warning: without what Slurm knows of the jobs: {problem}")
+        tell(f"hpctrain: warning: without what the scheduler knows of the jobs: {problem}")
     if as_json:
         answer_json(found.model_dump(mode="json"))
     else:
@@ -56,7 +56,7 @@ def _show_runs(*, as_json: bool) -> None:
 
     rows, problem = list_runs(RUNS)
     if problem:
-        tell(f"hpctrain: warning: without what Slurm knows of the jobs: {problem}")
+        tell(f"hpctrain: warning: without what the scheduler knows of the jobs: {problem}")
     if as_json:
         answer_json({"runs": [row.model_dump(mode="json") for row in rows]})
     elif rows:

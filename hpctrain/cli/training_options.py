@@ -110,7 +110,7 @@ class JobStart:
         str | None,
         typer.Option(
             metavar="auto|mpirun|srun-PLUGIN|torchrun",
-            help="What starts the ranks: srun with a plugin of `srun --mpi=list`, such as srun-pmix.",
+            help="What starts the ranks: srun with a plugin of `srun --mpi=list`, such as srun-pmix, or srun-none.",
         ),
     ] = None
     container: Annotated[
@@ -148,7 +148,7 @@ class JobStart:
             raise HpctrainError(
                 "HT-choice-unknown",
                 "--launcher {launcher}: there is no launcher of this name",
-                "choose auto, mpirun, torchrun, or srun- and a plugin that `srun --mpi=list` names, such as srun-pmix",
+                "choose auto, mpirun, torchrun, srun-none, or srun- and a plugin that `srun --mpi=list` names",
                 launcher=self.launcher,
             )
         variables = [_variable(text) for text in self.environment or ()] or None

@@ -237,13 +237,13 @@ def _run_texts() -> Iterable[bytes]:
 def _slurm(content: bytes, _: Path) -> None:
     """What Slurm's programs print; three answers, one after the other, with form feeds between them."""
     from hpctrain.control.schedulers.slurm.discover import profile_from
-    from hpctrain.control.schedulers.slurm.queue import read_sacct, read_squeue
+    from hpctrain.control.schedulers.slurm.queue import read_jobs
     from hpctrain.report.status import _waits_for
 
     text = _text(content)
-    for jobs in (read_squeue, read_sacct):
+    for program in ("squeue", "sacct"):
         with contextlib.suppress(HpctrainError):
-            for job in jobs(text):
+            for job in read_jobs(program, text):
                 _waits_for(job)
     config, partitions, nodes = (text.split("\f") + [""] * 3)[:3]
     profile_from(config, partitions, nodes, partition=None, today=date(2026, 11, 21))

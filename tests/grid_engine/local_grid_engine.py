@@ -23,7 +23,7 @@ _SLOTS = 8
 _HOST = """\
 hostname localhost
 load_scaling NONE
-complex_values NONE
+complex_values h_rss=8G,whole=true
 user_lists NONE
 xuser_lists NONE
 projects NONE
@@ -91,6 +91,7 @@ def local_grid_engine() -> Iterator[dict[str, str]]:
         _write(folder, run)
         start("sge_qmaster")
         _wait(lambda: "global" in run("qhost"), "qmaster answers", folder)
+        run("qconf", "-Mc", written("complex", _sited(run("qconf", "-sc"))))
         run("qconf", "-as", "localhost")
         run("qconf", "-Ae", written("host", _HOST))
         run("qconf", "-Ap", written("pe", _PARALLEL))
@@ -153,6 +154,12 @@ def _write(folder: Path, run: Callable[..., str]) -> None:
         ("managers", "root"),
     ):
         run(str(PROGRAMS / "spooldefaults"), kind, source)
+
+
+def _sited(resources: str) -> str:
+    """The resources of a site that counts the memory of each slot, and lets a job have whole hosts."""
+    counted = re.sub(r"^(h_rss .*YES +)NO ", r"\1YES ", resources, flags=re.MULTILINE)
+    return f"{counted.rstrip()}\nwhole w BOOL EXCL YES YES 0 0\n"
 
 
 def _changed(text: str, values: dict[str, str]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,6 +26,7 @@ source: the tests
 scheduler: grid_engine
 qsub: ["-pe mpi {ranks}"]
 signal_seconds: 5
+node: {memory: 4G, exclusive: true}
 """
 # It says where it is, and goes on from where it was.
 SCRIPT = """\
@@ -68,7 +71,7 @@ def _until(condition: Callable[[], bool], log: Path) -> None:
         time.sleep(0.3)
 
 
-def test_trains_on_its_hosts(grid_engine: Launch, tmp_path: Path) -> None:
+def test_trains_on_its_hosts(grid_engine: Launch, cell: dict[str, str], tmp_path: Path) -> None:
     asked = ["submit", "digits", "--cluster", "here.yaml", "--tasks-per-node", "2", "--run-dir", "run"]
     done = grid_engine(*asked, "--time", "0:30:00", "--wait", timeout=400)
     assert done.returncode == 0, done.stdout
@@ -83,6 +86,10 @@ def test_trains_on_its_hosts(grid_engine: Launch, tmp_path: Path) -> None:
         ),
         tmp_path / "run" / "summary.json",
     )
+    (job,) = json.loads((tmp_path / "run" / "submission.json").read_text())["jobs"]
+    kept = subprocess.run(["qacct", "-j", job], env={**os.environ, **cell}, capture_output=True, text=True, check=True)
+    # Half of a host's 4 GB for each of its two slots.
+    assert {"h_rss=2097152K", "whole=true"} <= {*re.findall(r"\w+=\w+", kept.stdout)}
 
 
 def test_a_job_goes_on_after_its_time(grid_engine: Launch, tmp_path: Path) -> None:

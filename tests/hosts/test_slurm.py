@@ -65,10 +65,15 @@ def slurm(started_hosts: LocalHosts, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.long
-def test_a_job_trains_over_all_nodes(slurm: SlurmOnHosts, tmp_path: Path):
+@pytest.mark.parametrize(
+    "start",
+    ["--backend mpi", pytest.param("--backend gloo --launcher srun-none", marks=pytest.mark.thorough)],
+    ids=["mpi", "srun-none"],
+)
+def test_a_job_trains_over_all_nodes(slurm: SlurmOnHosts, tmp_path: Path, start: str):
     pytest.importorskip("torch")
     size = ("--nodes=4", "--ntasks-per-node=1", f"--cpus-per-task={slurm.settings.cpus}", "--wait")
-    command = "hpctrain run digits --backend mpi --set epochs=2 --run-dir run"
+    command = f"hpctrain run digits {start} --set epochs=2 --run-dir run"
     printed = tmp_path / "printed"
     slurm.run(
         "sbatch", *size, f"--chdir={tmp_path}", f"--output={printed}", "--wrap", command, timeout=240, check=False

@@ -1,4 +1,4 @@
-"""A script of Lightning in a real Slurm job of two nodes, whose variables Lightning would read."""
+"""Scripts of others in a real Slurm job of two nodes, whose variables their frameworks would read."""
 
 from __future__ import annotations
 
@@ -15,4 +15,11 @@ from support.slurm.local_slurm import LocalSlurm
 def test_losses_on_two_nodes_are_those_of_one_process(slurm: LocalSlurm, tmp_path: Path, launcher: str) -> None:
     cells.require("lightning_fit")
     words = ["run", "lightning_fit.py", "--backend", "mpi", "--launcher", launcher]
+    cells.execute(words, cells.in_slurm(slurm, "-N2", "-n2"), tmp_path)
+
+
+@pytest.mark.slow
+def test_losses_of_ranks_without_mpi_are_those_of_one_process(slurm: LocalSlurm, tmp_path: Path) -> None:
+    cells.require("ddp")
+    words = ["run", "ddp.py", "--backend", "gloo", "--launcher", "srun-none", "--env", "MASTER_ADDR=127.0.0.1"]
     cells.execute(words, cells.in_slurm(slurm, "-N2", "-n2"), tmp_path)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hpctrain.common.settings import POD
 
 TORCHRUN = "torchrun"
 SRUN = "srun"
+SRUN_NONE = "srun-none"
+# The launchers whose ranks have no MPI, and meet at a store of torch.distributed.
+WITHOUT_MPI = (TORCHRUN, SRUN_NONE)
 # What hpctrain.worker.programs.torchrun calls its meeting, as an option of torchrun.
 ONE_ADDRESS = "one-address"
 
 # What can start the ranks of a run by the means of MPI. `auto` is the first of them that is installed where the run
-# starts; torchrun, whose ranks have no MPI, has to be asked for.
+# starts; the launchers without have to be asked for.
 MPI_LAUNCHERS = ("mpirun", "srun-pmix", "srun-pmi2")
 # What may be asked for, as a pattern: srun also with any other plugin that `srun --mpi=list` names (srun-cray_shasta).
 LAUNCHER = r"auto|mpirun|torchrun|srun-[a-z0-9_]+"
@@ -22,15 +25,15 @@ LAUNCHER = r"auto|mpirun|torchrun|srun-[a-z0-9_]+"
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherClaim:
-    """A launcher's claim that it started ``size`` ranks, and that this one is ``rank``."""
+    """A launcher's claim that it started ``size`` ranks, and that this one is ``rank``; equal to another's of this."""
 
-    name: str
-    variable: str
+    name: str = field(compare=False)
+    variable: str = field(compare=False)
     rank: int
     size: int
 
 
-# Only torchrun sets this; RANK and WORLD_SIZE are also set by scripts that start no ranks.
+# Set by torchrun, and by ranks of SRUN_NONE; RANK and WORLD_SIZE are also set by scripts that start no ranks.
 TORCHRUN_MARK = "TORCHELASTIC_RUN_ID"
 # The mark's value where hpctrain sets torchrun's variables, for libraries that look for them.
 AS_TORCHRUN = "hpctrain"

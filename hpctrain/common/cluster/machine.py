@@ -161,6 +161,7 @@ _FILES = {
 # Version 1 has a limit of nearly 2^63 where there is none.
 _UNLIMITED = 1 << 60
 _MOST_GROUPS = 1000
+HOST_KILLS = Path("/proc"), "vmstat"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +177,7 @@ class GroupMemory:
     kills: int
 
     def __str__(self) -> str:
-        limit = f"the limit of this job there is {self.limit / 1e9:.3g} GB"
+        limit = f"this job can have {self.limit / 1e9:.3g} GB there"
         return limit if self.peak is None else f"{limit}, and it used {self.peak / 1e9:.3g} GB at most"
 
 
@@ -199,6 +200,17 @@ def group_memory(
     return None
 
 
+def host_memory() -> GroupMemory:
+    """What this process can have of its host's memory, and how many processes the kernel killed there since the boot.
+
+    Another host can be asked for that number by a program of the system, which needs no place in the job's group.
+    """
+    import psutil
+
+    group, most = group_memory(), psutil.virtual_memory().total
+    return GroupMemory(limit=min(group.limit, most) if group else most, peak=None, kills=_kills(*HOST_KILLS))
+
+
 def _number(file: Path) -> int | None:
     with contextlib.suppress(OSError):
         text = file.read_text().strip()
@@ -206,13 +218,18 @@ def _number(file: Path) -> int | None:
     return None
 
 
-def _kills(group: Path, name: str, *, below: bool) -> int:
+def _kills(group: Path, name: str, *, below: bool = False) -> int:
     """How many processes were killed; of version 1 each group counts its own alone."""
     found = 0
     for file in _some(group.rglob(name)) if below else [group / name]:
         with contextlib.suppress(OSError):
-            found += sum(map(int, re.findall(r"^oom_kill (\d+)$", file.read_text(), re.M)))
+            found += kills_in(file.read_text())
     return found
+
+
+def kills_in(text: str) -> int:
+    """The number of processes that were killed for want of memory, in a file of the kernel."""
+    return sum(map(int, re.findall(r"^oom_kill (\d+)$", text, re.M)))
 
 
 def _some(files: Iterator[Path]) -> Iterator[Path]:

@@ -58,10 +58,12 @@ def run_program(
         ) from error
 
 
-def program_output(program: str, *arguments: str, seconds: float = _SECONDS) -> str:
+def program_output(
+    program: str, *arguments: str, seconds: float = _SECONDS, environment: Mapping[str, str] | None = None
+) -> str:
     """The output of a program; empty if it is not installed, fails, or does not answer."""
     try:
-        done = run_program(program, *arguments, seconds=seconds)
+        done = run_program(program, *arguments, seconds=seconds, environment=environment)
     except HpctrainError:
         return ""
     return done.stdout if done.returncode == 0 else ""

@@ -19,6 +19,7 @@ from typing import Literal
 import psutil
 from pydantic import BaseModel
 
+from hpctrain.common.cluster.machine import GroupMemory
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error, matching
 from hpctrain.common.run.directory import RunDirectory, read_model, write_json
@@ -59,6 +60,7 @@ class RankRecord(BaseModel):
         peak_bytes: the most memory that the rank itself had, where it has recorded its end.
         worker_bytes: the same of that of its processes which had the most.
         cpu_seconds: that they all computed.
+        memory: of its host at the rank's begin.
     """
 
     rank: Count
@@ -76,6 +78,7 @@ class RankRecord(BaseModel):
     peak_bytes: Count = 0
     worker_bytes: Count = 0
     cpu_seconds: Seconds = 0.0
+    memory: GroupMemory | None = None
 
     @property
     def vanished(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpctrain.common.cluster.backends import BACKENDS, CAPABILITIES
 from hpctrain.common.cluster.gpus import fitting_backend, require_shareable
-from hpctrain.common.cluster.launcher import TORCHRUN
+from hpctrain.common.cluster.launcher import WITHOUT_MPI
 from hpctrain.common.cluster.machine import Machine, same_host
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.recipes.families import Framework
@@ -182,12 +182,13 @@ def require_backend(backend: str, plan: Plan) -> None:
         remedy = f"choose --backend {backends}, or --framework {'torch' if own == 'PyTorch' else 'keras'}"
         raise _unfit(backend, f"reduces {own}'s gradients, and {plan.title} is to run in {other}", remedy)
     _require_strategy(plan, backend)
-    if plan.start.launcher == TORCHRUN and capable.joins_ranks and not capable.meets_without_mpi:
+    if plan.start.launcher in WITHOUT_MPI and capable.joins_ranks and not capable.meets_without_mpi:
         raise HpctrainError(
             "HT-backend-unfit",
-            "backend {backend!r} needs ranks that MPI started, and torchrun is to start them",
-            "choose --backend gloo or nccl, or --launcher auto",
+            "backend {backend!r} needs ranks that MPI started, and {launcher} is to start them",
+            "choose --backend gloo or nccl, or have mpirun or srun start the ranks",
             backend=backend,
+            launcher=plan.start.launcher,
         )
     if not plan.mesh.replicates_only and not capable.has_meshes:
         problem = f"has no groups of ranks for the mesh {plan.mesh}"
@@ -254,10 +255,11 @@ def _choose(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str, 
             _require_single(plan, [host.host for host in hosts], machine)
         return plan.asked_backend, ""
     if _is_async(plan):
-        return "mpi", "sync.mode: async"
+        without = plan.start.launcher in WITHOUT_MPI
+        return _without_mpi(plan, hosts, machine) if without else ("mpi", "sync.mode: async")
     if plan.ranks == 1 and same_host(hosts[0].host, machine.host):
         return "single", f"one rank on {machine.host}"
-    if plan.start.launcher == TORCHRUN:
+    if plan.start.launcher in WITHOUT_MPI:
         return _without_mpi(plan, hosts, machine)
     if plan.fault_tolerant:
         return "mpi", "fault_tolerance.lost_rank: shrink"
@@ -265,10 +267,10 @@ def _choose(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str, 
 
 
 def _without_mpi(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str, str]:
-    """The backend among those whose ranks torchrun may start, and the reason."""
+    """The backend among those whose ranks meet without MPI, and the reason."""
     backend, reason = _fitting(plan, hosts, machine)
     if not CAPABILITIES[backend].meets_without_mpi:
-        backend, reason = "gloo", "torchrun"
+        backend, reason = "gloo", plan.start.launcher
     require_backend(backend, plan)
     return backend, reason
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpctrain.common.cluster.launcher import MPI_LAUNCHERS, TORCHRUN, in_pod, pod_index
+from hpctrain.common.cluster.launcher import MPI_LAUNCHERS, SRUN_NONE, TORCHRUN, in_pod, pod_index
 from hpctrain.common.cluster.machine import Machine, same_host
 from hpctrain.common.cluster.mpi import MpiInstallation, find_mpi
 from hpctrain.common.cluster.programs import program_output, run_program
@@ -20,6 +20,7 @@ from hpctrain.control.launchers.command import Command, Launcher, Srun, Torchrun
 from hpctrain.control.launchers.command_line import LaunchSite, launch_command, own_threads, settings_of
 
 _LIST_SECONDS = 20.0
+_WITHOUT_MPI = f"--launcher {SRUN_NONE} needs no MPI, with --backend gloo or nccl"
 _STOP_INSTEAD = "--set fault_tolerance.lost_rank=stop ends the run resumably instead"
 
 
@@ -91,7 +92,7 @@ def _first_installed(environment: Mapping[str, str]) -> Launcher:
     raise HpctrainError(
         "HT-launcher-none-installed",
         "no launcher can start the ranks here:\n{tried}",
-        "load the module of an MPI, or: pip install 'hpctrain[mpi]'",
+        f"load the module of an MPI, or: pip install 'hpctrain[mpi]'; {_WITHOUT_MPI}",
         tried="\n".join(f"{name}: {reason}" for name, reason in reasons.items()),
     )
 
@@ -184,11 +185,10 @@ def _named(name: str, environment: Mapping[str, str]) -> Launcher:
             f"{srun.name} starts ranks inside a Slurm job, and this process is not in one",
             "start it in one: hpctrain submit, or salloc",
         )
-    if srun.mpi not in (plugins := _plugins()):
+    if name != SRUN_NONE and srun.mpi not in (plugins := _plugins()):
         named = ", ".join(plugins) or "none"
-        raise _unusable(
-            f"this Slurm has no plugin {srun.mpi}; `srun --mpi=list` names {named}", "choose --launcher mpirun"
-        )
+        problem = f"this Slurm has no plugin {srun.mpi}; `srun --mpi=list` names {named}"
+        raise _unusable(problem, f"choose --launcher mpirun; {_WITHOUT_MPI}")
     return srun
 
 

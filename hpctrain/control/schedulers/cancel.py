@@ -15,7 +15,7 @@ from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events.kinds import StartEvent
 from hpctrain.common.run.plan import Plan, Stop
-from hpctrain.common.run.records import RankRecord, living_process, ranks_listen, read_records, works_in
+from hpctrain.common.run.records import living_process, ranks_listen, read_records, works_in
 from hpctrain.common.run.stopping import CANCELLED, ask
 from hpctrain.control.schedulers.run_jobs import jobs_of
 from hpctrain.control.schedulers.submission import scheduler_of
@@ -135,7 +135,9 @@ def _require_ended(directory: RunDirectory) -> None:
     """
     unread: list[HpctrainError] = []
     records = read_records(directory, unread).values()
-    running = [record for record in records if record.status == "running" and _may_live(record, directory)]
+    here = socket.gethostname()
+    began = [record for record in records if record.status == "running"]
+    running = [record for record in began if record.host != here or record.own_process(directory)]
     if running:
         pids: dict[str, list[str]] = {}
         for record in running:
@@ -150,11 +152,6 @@ def _require_ended(directory: RunDirectory) -> None:
         )
     if unread:
         raise unread[0]
-
-
-def _may_live(record: RankRecord, directory: RunDirectory) -> bool:
-    """Whether a rank without a recorded end may be alive; on other hosts only its record can tell."""
-    return record.host != socket.gethostname() or record.own_process(directory) is not None
 
 
 def launcher_process(start: StartEvent) -> psutil.Process | None:

@@ -25,8 +25,6 @@ from hpctrain.control.schedulers.submission import scheduler_of, submitted_jobs
 if TYPE_CHECKING:
     from hpctrain.control.supervision.follow import Follower
 
-_RUNS_HINT = "`hpctrain status` lists the runs in hpctrain-runs/; `squeue --me` lists jobs"
-
 _ANSWER_SECONDS = 30.0
 # A restarting controller does not answer for some minutes; a longer absence needs an administrator.
 _AWAY_SECONDS = 600.0
@@ -131,7 +129,10 @@ def _directory(target: str) -> Path:
     # Unlike pathlib's, this accepts any name.
     if not os.path.isdir(target):  # noqa: PTH112
         raise HpctrainError(
-            "HT-run-not-found", "{target} is neither a run directory nor a job's number", _RUNS_HINT, target=target
+            "HT-run-not-found",
+            "{target} is neither a run directory nor a job's number",
+            "`hpctrain status` lists the runs in hpctrain-runs/",
+            target=target,
         )
     return Path(target).resolve()
 

@@ -29,7 +29,7 @@ MEMORY_HINT = (
     "data.workers or num_workers, a smaller batch"
 )
 # Codes of ranks that something outside of them ended.
-_BY_A_SIGNAL = ("HT-rank-killed", "HT-rank-died", "HT-rank-silent")
+BY_A_SIGNAL = ("HT-rank-killed", "HT-rank-died", "HT-rank-silent")
 
 # Open MPI may break these sentences at any blank.
 _OPEN_MPI_SIGNAL = re.compile(
@@ -61,6 +61,8 @@ _ABORTED = (
     ),
     re.compile(r"called\s+MPI_Abort\(MPI_COMM_WORLD,\s+(?P<code>\d+)\)\s+-\s+process\s+(?P<rank>\d+)"),
 )
+# Open MPI ends a rank so whose connection another one's death has closed, and does not say which one that was.
+_CLOSED = re.compile(r"\sin\s+Socket\s+closed.*?process\s+rank\s+(?P<rank>\d+)\s+with\s+PID\s.{1,300}?\scalling", re.S)
 _INTEL_SIGNAL = re.compile(r"RANK\s+(?P<rank>\d+)\s+PID\s+\d+.*?KILLED\s+BY\s+SIGNAL:\s+(?P<signal>\d+)", re.S)
 
 
@@ -161,14 +163,11 @@ def find_failure(
     aborted = None if failed else _aborted(directory, records, output)
     if aborted and first_dead in (None, aborted.rank):
         return aborted
-    if first_dead is not None and first_dead in records:
-        return _rank_failure(
-            directory,
-            records[first_dead],
-            "HT-rank-died",
-            "died without recording an error: killed, or crashed",
-            exit_code=RESUMABLE,
-        )
+    closed = _CLOSED.search(output)
+    cut_off = int(closed["rank"]) if closed else None
+    dead = cut_off if first_dead is None and not failed else first_dead
+    if dead is not None and dead in records:
+        return _died(directory, records, dead, others=cut_off == dead)
     if failed:
         first = min(failed, key=lambda record: record.ended)
         failure = _raised(directory, first)
@@ -178,6 +177,18 @@ def find_failure(
         return replace(failure, exit_code=RESUMABLE) if missed else failure
     failure = _silent(directory, records, ranks, output=output, exit_status=exit_status)
     return replace(failure, message="; ".join([failure.message, *unread])) if unread else failure
+
+
+def _died(directory: RunDirectory, records: Mapping[int, RankRecord], first: int, *, others: bool) -> Failure:
+    """The failure of the first rank that ended, or of another one whose death closed that one's connection."""
+    code, end = "HT-rank-died", "died without recording an error: killed, or crashed"
+    dead = [records[first]]
+    if others:
+        dead = [record for record in records.values() if record.status == "running" and record.rank != first]
+    if len(dead) == 1:
+        return _rank_failure(directory, dead[0], code, end, exit_code=RESUMABLE)
+    message = f"a rank {end}; its connection to rank {first} on {records[first].host} was closed"
+    return Failure(code=code, message=message, exit_code=RESUMABLE)
 
 
 def _trained_alone(records: Mapping[int, RankRecord]) -> Failure | None:
@@ -338,7 +349,7 @@ def with_memory(failure: Failure, host: str, before: GroupMemory | None, after: 
     killed = after.kills - (before.kills if before else 0)
     processes = "a process" if killed == 1 else f"{killed} processes"
     said = f"on {host} the kernel killed {processes} because memory ran out: {after}"
-    if failure.code in _BY_A_SIGNAL and failure.host in (host, None):
+    if failure.code in BY_A_SIGNAL and failure.host in (host, None):
         message = failure.message.partition(", which is also")[0]
         return replace(failure, code=OUT_OF_MEMORY, message=f"{message}; {said}", hint=MEMORY_HINT)
     return replace(failure, hint="\n  ".join(filter(None, [failure.hint, said, MEMORY_HINT])))

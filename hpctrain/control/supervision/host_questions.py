@@ -23,7 +23,7 @@ from pydantic import Field
 
 import hpctrain
 from hpctrain.common.cluster.interfaces import Interface
-from hpctrain.common.cluster.machine import Machine, same_host
+from hpctrain.common.cluster.machine import HOST_KILLS, Machine, kills_in, same_host
 from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.frozen import FrozenModel
@@ -199,16 +199,33 @@ def silent_hosts(
         return ()
 
     def answers(host: str) -> bool:
-        question = (*_SRUN, f"--nodelist={host}") if by_srun else ("ssh", *_SSH_OPTIONS, host)
-        inherited = {name: value for name, value in environment.items() if name not in JOB_SETTINGS}
         try:
-            return run_program(*question, "true", seconds=_SECONDS, environment=inherited).returncode == 0
+            return _run_on(host, "true", environment=environment).returncode == 0
         except HpctrainError:
             return False
 
     with ThreadPoolExecutor(min(_AT_ONCE, len(others))) as pool:
         silent = tuple(host for host, answered in zip(others, pool.map(answers, others), strict=True) if not answered)
     return silent if lost or len(silent) < len(others) else ()
+
+
+def killed_for_memory(hosts: Sequence[str]) -> list[int]:
+    """How many processes the kernel of each host has killed for want of memory; 0 of a host that does not answer."""
+
+    def kills(host: str) -> int:
+        with contextlib.suppress(HpctrainError):
+            return kills_in(_run_on(host, "cat", str(Path(*HOST_KILLS)), environment=os.environ).stdout)
+        return 0
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(kills, hosts))
+
+
+def _run_on(host: str, *command: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a command of plain words on another host, in a job of Slurm by srun, else by ssh."""
+    way = (*_SRUN, f"--nodelist={host}") if in_allocation(environment) else ("ssh", *_SSH_OPTIONS, host)
+    inherited = {name: value for name, value in environment.items() if name not in JOB_SETTINGS}
+    return run_program(*way, *command, seconds=_SECONDS, environment=inherited)
 
 
 def other_agent(plan: Plan, environment: Mapping[str, str]) -> bool:

@@ -24,6 +24,7 @@ from hpctrain.control.launchers.launcher_choice import in_allocation
 from hpctrain.control.launchers.processes import end_processes
 from hpctrain.control.supervision.audience import LiveRun
 from hpctrain.control.supervision.failure import (
+    BY_A_SIGNAL,
     LOG_LINES,
     Failure,
     find_failure,
@@ -32,6 +33,7 @@ from hpctrain.control.supervision.failure import (
     with_recordings,
 )
 from hpctrain.control.supervision.follow import Follower
+from hpctrain.control.supervision.host_questions import killed_for_memory
 from hpctrain.control.supervision.interrupts import ASKING
 
 _POLL_SECONDS = 0.1
@@ -217,6 +219,8 @@ class RunningJob:
         if failure is None:
             return None
         failure = with_memory(failure, socket.gethostname(), self._memory, group_memory())
+        if failure.code in BY_A_SIGNAL and not self._interrupts.received:
+            failure = self._with_memory_elsewhere(failure)
         records = read_records(self._directory).values()
         known = failure.hint or failure.stopped or failure.lost_hosts
         if not known and all(record.status != "failed" for record in records):
@@ -230,6 +234,18 @@ class RunningJob:
             by = f"signal {-self._ended} ({signal_name(-self._ended)})"
             message = f"the program that started the ranks was killed by {by}; they saved their state"
             return replace(failure, code="HT-launcher-killed", message=message, stopped=False)
+        return failure
+
+    def _with_memory_elsewhere(self, failure: Failure) -> Failure:
+        """The failure with what the kernels of other hosts say, where a launcher on this one knows of no cause."""
+        records = [record for record in read_records(self._directory).values() if record.status == "running"]
+        lost = {record.host: record for record in records if failure.host in (record.host, None)}
+        lost.pop(socket.gethostname(), None)
+        names = [host.host for host in self._plan.hosts for _ in range(host.slots)]
+        found = killed_for_memory([names[record.rank] for record in lost.values()])
+        for (host, record), kills in zip(lost.items(), found, strict=True):
+            after = record.memory and replace(record.memory, kills=kills)
+            failure = with_memory(failure, host, record.memory, after)
         return failure
 
     def _with_remedies(self, failure: Failure, records: Collection[RankRecord]) -> Failure:

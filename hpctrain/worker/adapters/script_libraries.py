@@ -24,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hpctrain.common.cluster.launcher import AS_TORCHRUN, TORCHRUN, TORCHRUN_MARK, detect
+from hpctrain.common.cluster.launcher import AS_TORCHRUN, SRUN_NONE, TORCHRUN, TORCHRUN_MARK, detect
 from hpctrain.common.run.plan import Plan
 from hpctrain.worker.comm.after_import import change_after_import
 
@@ -60,18 +60,17 @@ def serve_torchrun_scripts(plan: Plan, rank: int, port: int) -> None:
     change_after_import({_GROUPS: _give_default_group, **connectors})
 
 
-def script_variables(plan: Plan, rank: int, port: int) -> dict[str, str]:
-    """torchrun's variables for a rank of a plan, and what the frameworks would not find out by themselves.
+def torchrun_variables(plan: Plan, rank: int, port: int, *, alone: bool = False) -> dict[str, str]:
+    """torchrun's variables for a rank of a plan, or for the only rank of a node where it is ``alone``.
 
     Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables.
     """
     homes = [(node, local) for node, host in enumerate(plan.hosts) for local in range(host.slots)]
     node, local_rank = homes[rank]
     local_size, nodes = plan.hosts[node].slots, len(plan.hosts)
-    if plan.start.share_gpus:
-        # Each rank sees one GPU, so that it is to a framework like the only rank of a node.
+    if alone:
         local_rank, local_size, node, nodes = 0, 1, rank, plan.ranks
-    variables = {
+    return {
         "RANK": str(rank),
         "WORLD_SIZE": str(plan.ranks),
         "LOCAL_RANK": str(local_rank),
@@ -86,14 +85,33 @@ def script_variables(plan: Plan, rank: int, port: int) -> dict[str, str]:
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         # The agent's store is torchrun's own.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "MASTER_ADDR": plan.hosts[0].host,
+        # Slurm's name of a node may not be one of the network.
+        "MASTER_ADDR": plan.start.environment.get("MASTER_ADDR", plan.hosts[0].host),
         "MASTER_PORT": str(port),
         TORCHRUN_MARK: AS_TORCHRUN,
     }
+
+
+def join_without_mpi(plan: Plan, rank: int, port: int) -> None:
+    """Have this rank, which srun started without an MPI, join its run as one of torchrun's.
+
+    Slurm gives each step another number, so that the ranks of another run can never take this one's store for theirs.
+    """
+    step = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
+    os.environ |= {**torchrun_variables(plan, rank, port), TORCHRUN_MARK: f"{SRUN_NONE}-{step}"}
+
+
+def script_variables(plan: Plan, rank: int, port: int) -> dict[str, str]:
+    """torchrun's variables, and what the frameworks would not find out by themselves."""
+    # Each rank that shares a GPU sees one, so that it is to a framework like the only rank of a node.
+    variables = torchrun_variables(plan, rank, port, alone=plan.start.share_gpus)
     if plan.capabilities is None or not (plan.capabilities.joins_ranks and plan.capabilities.has_meshes):
         return variables
     # Where a script of Lightning or Fabric names none. Theirs would be one CPU, or all GPUs.
-    variables |= {"PL_TRAINER_DEVICES": str(local_size), "PL_TRAINER_NUM_NODES": str(nodes)}
+    variables |= {
+        "PL_TRAINER_DEVICES": variables["LOCAL_WORLD_SIZE"],
+        "PL_TRAINER_NUM_NODES": variables["GROUP_WORLD_SIZE"],
+    }
     if plan.backend in _IN_HOST_MEMORY:
         # Accelerate distributes on CPUs only when asked; both would choose GPUs, which these backends cannot use.
         variables |= {"PL_TRAINER_ACCELERATOR": "cpu", "ACCELERATE_USE_CPU": "true"}

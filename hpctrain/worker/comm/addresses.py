@@ -82,7 +82,8 @@ def listener_at(name: str, port: int, hosts: int) -> socket.socket | None:
         raise HpctrainError(
             "HT-fabric-port-taken",
             "cannot listen on port {port} of {host}: {reason}",
-            "it follows from the path of the run's directory: choose another one with --run-dir",
+            "the port follows from the path of the run's directory: choose another one with --run-dir; under srun, "
+            "--env MASTER_ADDR=ADDRESS takes the place of a name that leads nowhere",
             exit_code=1,
             port=port,
             host=name,

@@ -81,7 +81,7 @@ def _connect_torchrun(wanted: str, launcher: LauncherClaim) -> Communicator:
         again = f"hpctrain run {shell_word(sys.argv[0])} -np {launcher.size} --backend {wanted}"
         raise HpctrainError(
             "HT-backend-unfit",
-            "backend {backend!r} needs ranks started by MPI, but torchrun started these {ranks}",
+            "backend {backend!r} needs ranks started by MPI, but these {ranks} were started without",
             f"choose gloo or nccl, or start it with: {again}",
             backend=wanted,
             ranks=launcher.size,
@@ -164,7 +164,8 @@ def mpi_world(launcher: LauncherClaim | None) -> MPI.Intracomm:
             "{launcher} started {ranks} ranks ({variable}={ranks}), but the MPI in this process, {mpi} "
             "{version}, sees {seen}: the launcher and the MPI library do not match, so every rank would "
             "train alone",
-            "start with the mpirun of that MPI, or `srun --mpi=pmix`; `hpctrain horovod check` names both",
+            "start with the mpirun of that MPI, or `srun --mpi=pmix`; `hpctrain horovod check` names both; "
+            "--launcher srun-none needs no MPI, with --backend gloo or nccl",
             launcher=launcher.name,
             ranks=launcher.size,
             variable=launcher.variable,

@@ -1,4 +1,4 @@
-"""The rendezvous for torch.distributed of ranks that MPI started: a store on rank 0's host, its address sent by MPI."""
+"""The rendezvous for torch.distributed: a store on rank 0's host, whose address MPI or torchrun's variables tell."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ import psutil
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from hpctrain.common.cluster.launcher import SRUN_NONE, TORCHRUN_MARK
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.comm.addresses import INTERFACE, REMEDY, RankAddresses, exchange_addresses, listener
+from hpctrain.worker.comm.addresses import INTERFACE, REMEDY, RankAddresses, exchange_addresses, listener, listener_at
 from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+# Of ranks that srun started; a process that leaves its run and joins again would find the port of an earlier one taken.
+_kept: list[TCPStore] = []
 
 
 def rendezvous(world: MPI.Intracomm, host: str, limit: timedelta) -> tuple[TCPStore, RankAddresses]:
@@ -50,6 +54,22 @@ def _store(where: tuple[str, int], ranks: int, limit: timedelta, own: socket.soc
             port=port,
             reason=str(error),
         ) from error
+
+
+def store_without_mpi(limit: timedelta) -> Any:
+    """The store by torchrun's variables: that of its agents, or of rank 0 where srun started the ranks."""
+    if not os.environ[TORCHRUN_MARK].startswith(SRUN_NONE):
+        return next(dist.rendezvous("env://", timeout=limit))[0]  # type: ignore[attr-defined]
+    if not _kept:
+        hosts, port = int(os.environ["GROUP_WORLD_SIZE"]), int(os.environ["MASTER_PORT"])
+        name = os.environ["MASTER_ADDR"] if hosts > 1 else "127.0.0.1"
+        serves, size = os.environ["RANK"] == "0", int(os.environ["WORLD_SIZE"])
+        if (own := listener_at(name, port, hosts) if serves else None) or not serves:
+            _kept.append(_store((name, port), size, limit, own))
+        else:
+            # The name is one of the loopback here and one of the network elsewhere: PyTorch's own socket serves both.
+            _kept.append(TCPStore(name, port, size, True, limit, wait_for_workers=False))
+    return _kept[0]
 
 
 def make_default_group(backend: str, store: Any, rank: int, size: int, limit: timedelta) -> None:

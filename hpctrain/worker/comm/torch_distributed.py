@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.common.cluster.gpus import gpu_of, require_shareable, sharing_variables
+from hpctrain.common.cluster.launcher import TORCHRUN_MARK
 from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
 from hpctrain.worker.comm import forks
@@ -23,7 +24,7 @@ from hpctrain.worker.comm.addresses import own_address
 from hpctrain.worker.comm.base import SUMMING, AnyArray, Group, Reduction
 from hpctrain.worker.comm.boards import StoreBoard
 from hpctrain.worker.comm.control import Bytes, CheckedControl, Words
-from hpctrain.worker.comm.rendezvous import listening_at, make_default_group, rendezvous
+from hpctrain.worker.comm.rendezvous import listening_at, make_default_group, rendezvous, store_without_mpi
 from hpctrain.worker.comm.timeout import Timeout
 from hpctrain.worker.comm.torch_distributed_engine import TorchDistributedEngine
 
@@ -46,7 +47,7 @@ class TorchDistributedCommunicator(CheckedControl):
     """The ranks of torch.distributed's default group, which this object creates and destroys.
 
     Objects are pickled and travel on Gloo's connections between the ranks, never through the store, which any process
-    that reaches its port could write to. ``world`` has the ranks that MPI started; None where torchrun started them.
+    that reaches its port could write to. ``world`` has the ranks that MPI started; None for all others.
     """
 
     def __init__(self, backend: Literal["gloo", "nccl"], reason: str, world: MPI.Intracomm | None) -> None:
@@ -103,8 +104,8 @@ class TorchDistributedCommunicator(CheckedControl):
     def _join_torchrun(self, limit: timedelta) -> Any:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.local_rank, self.local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-        store = next(dist.rendezvous("env://", timeout=limit))[0]  # type: ignore[attr-defined]
-        own = dist.PrefixStore(f"hpctrain-{next(_joined)}", store)  # type: ignore[attr-defined]
+        name = f"hpctrain-{os.environ[TORCHRUN_MARK]}-{next(_joined)}"
+        own = dist.PrefixStore(name, store_without_mpi(limit))  # type: ignore[attr-defined]
         self._listening.enter_context(listening_at(self._torchruns_address(own)))
         make_default_group(self._group_of, own, self.rank, self.size, limit)
         return own

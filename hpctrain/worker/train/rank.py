@@ -22,7 +22,8 @@ from typing import Any, NoReturn
 
 import psutil
 
-from hpctrain.common.cluster.launcher import detect
+from hpctrain.common.cluster.launcher import SRUN_NONE, detect
+from hpctrain.common.cluster.machine import host_memory
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import missing_extra
 from hpctrain.common.files.disk import disk_error
@@ -38,6 +39,7 @@ from hpctrain.common.stderr import tell
 from hpctrain.worker import comm
 from hpctrain.worker.adapters import recording
 from hpctrain.worker.adapters.script_libraries import (
+    join_without_mpi,
     keep_loader_workers,
     save_whole_files,
     serve_tensorflow_scripts,
@@ -99,6 +101,7 @@ def run_rank(path: Path) -> int:
         status="running",
         listens=stopping.this_process.listens(),
         log_begin=log_begin,
+        memory=host_memory(),
     )
     write_record(directory, record)
     stopping.this_process.announce(lambda: _update(directory, record, listens=True))
@@ -210,6 +213,8 @@ def _attempt(
         plan = read_model(directory.plan, Plan)
         bind_rank(plan, rank)
         record_steps(plan, directory, rank)
+        if plan.start.launcher == SRUN_NONE:
+            join_without_mpi(plan, rank, port_of(directory.path))
         keep_dumps(directory)
         script = plan.script
         if script:

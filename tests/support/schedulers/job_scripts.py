@@ -28,9 +28,10 @@ GPUS = ClusterProfile(
 def script(profile: ClusterProfile, name: str = "digits", *, more: dict[str, Any] | None = None, **asked: Any) -> str:
     """A script on a cluster; ``more`` goes to :func:`job_script`, and to the job's settings in its directory."""
     request = job_request(profile, name, asked)
-    given: dict[str, Any] = {"run_directory": RUN_DIRECTORY, "folder": Path("/home/me"), **(more or {})}
+    given: dict[str, Any] = {"run_dir": RUN_DIRECTORY, "folder": Path("/home/me"), "virtual_environment": None}
+    given |= {"no_kill": False, **(more or {})}
     settings = {key: given.pop(key) for key in ("container", "check", "verify") if key in given}
-    if (directory := given["run_directory"]).exists():
+    if (directory := given["run_dir"]).exists():
         made = JobSettings(request=request, **settings)
         (directory / SETTINGS).write_text(made.model_dump_json())
     return job_script(request, profile, **given)

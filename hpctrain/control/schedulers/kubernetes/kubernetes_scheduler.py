@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hpctrain.common.cluster.backends import CAPABILITIES
 from hpctrain.common.cluster.launcher import TORCHRUN
 from hpctrain.common.cluster.machine import Machine
 from hpctrain.common.cluster.programs import run_program
@@ -20,7 +19,7 @@ from hpctrain.common.files.printable import encodable
 from hpctrain.common.files.regular import read_text
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import RUNS, RunDirectory, default_directory
-from hpctrain.common.run.plan import HostOptions, Plan, Script, Slots
+from hpctrain.common.run.plan import Plan, Script, Slots
 from hpctrain.common.run.request import FRAMEWORKS, TrainingRequest, unplaced_plan
 from hpctrain.control.launchers.launcher_choice import require_choices
 from hpctrain.control.planning.place_hosts import PlacedHosts
@@ -160,30 +159,15 @@ def _plan(asked: TrainingRequest, request: JobRequest, machine: Machine) -> Plan
     names = [machine.host, *(f"{machine.host}-{node}" for node in range(1, nodes))]
     hosts = PlacedHosts(slots=tuple(Slots(host=name, slots=slots) for name in names))
 
-    def planned(backend: str, launcher: str, more: HostOptions) -> Plan:
-        options = asked.host_options.model_copy(update=more.model_dump(exclude_none=True))
-        start = asked.start.model_copy(update={"launcher": launcher})
-        return unplaced_plan(replace(asked, backend=backend, host_options=options, start=start), machine.frameworks)
-
-    backend = asked.backend or "auto"
-    if backend == "auto":
-        plan = planned("auto", "auto", HostOptions())
-        backend = place_plan(plan, hosts, machine).backend
-        # Torch's own can take the place of MPI.
-        backend = "gloo" if backend == "mpi" and plan.framework == "torch" else backend
-    capable = CAPABILITIES.get(backend)
-    if capable and capable.joins_ranks and not capable.meets_without_mpi:
-        raise HpctrainError(
-            "HT-backend-unfit",
-            "pods start their ranks by torchrun, and those of backend {backend} need an MPI",
-            "--backend gloo or nccl, with PyTorch; Slurm and hosts start the others",
-            backend=backend,
-        )
-    plan = planned(backend, TORCHRUN, indexed_hosts(machine.host, nodes, slots))
-    require_choices(plan)
+    options = asked.host_options.model_copy(
+        update=indexed_hosts(machine.host, nodes, slots).model_dump(exclude_none=True)
+    )
+    start = asked.start.model_copy(update={"launcher": TORCHRUN})
+    plan = unplaced_plan(replace(asked, host_options=options, start=start), machine.frameworks)
     # Placed on imagined hosts, because some faults show only in a plan with hosts.
-    place_plan(plan, hosts, machine)
-    return plan
+    backend = place_plan(plan, hosts, machine).backend
+    require_choices(plan)
+    return plan.model_copy(update={"asked_backend": backend})
 
 
 def _in_pods(work: Recipe | Script, kubernetes: KubernetesProfile) -> tuple[Recipe | Script, dict[str, str]]:

@@ -12,12 +12,16 @@ from pathlib import Path
 from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.schedulers.job_request import JobRequest
+from hpctrain.control.schedulers.job_script import SECONDS
 from hpctrain.control.schedulers.jobs import JobState, slurm_seconds
 from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.qsub.qsub_scheduler import NOT_HERE, QsubScheduler, job_name, user_name
 
 # In the states of qstat, which are several letters, the first of these that occurs says it.
 _STATES = {"d": "COMPLETING", "E": "PENDING", "s": "SUSPENDED", "S": "SUSPENDED", "T": "SUSPENDED", "w": "PENDING"}
+# What sites count, or limit, of the memory of jobs; mem_free is known everywhere.
+_MEMORY = ("h_vmem", "virtual_free", "h_rss", "mem_free")
+_KIB = {"K": 1, "M": 1 << 10, "G": 1 << 20, "T": 1 << 30}
 
 
 class GridEngine(QsubScheduler):
@@ -36,7 +40,7 @@ class GridEngine(QsubScheduler):
         """See :meth:`QsubScheduler.directives`.
 
         Raises:
-            HpctrainError: the job has several ranks, and the profile no parallel environment.
+            HpctrainError: the profile has no parallel environment for several ranks, or the site no whole hosts.
         """
         lines = [
             f"-N {job_name(request.name)}",
@@ -59,6 +63,31 @@ class GridEngine(QsubScheduler):
                 ranks=request.ranks,
                 profile=profile.name,
             )
+        return [*lines, *self._resources(request)] if request.exclusive or request.memory else lines
+
+    def _resources(self, request: JobRequest) -> Sequence[str]:
+        """The requests for whole hosts and for memory, by the site's own names for them. Source: complex(5)."""
+        listed = run_program("qconf", "-sc", seconds=SECONDS).stdout.splitlines()
+        # Name, shortcut, type, relation, whether it can be requested and whether it is counted, default and urgency.
+        rows = [row for line in listed if len(row := line.split()) == 8 and row[4] in ("YES", "FORCED")]
+        lines = []
+        if request.exclusive:
+            if (whole := next((row[0] for row in rows if row[3] == "EXCL"), None)) is None:
+                raise HpctrainError(
+                    "HT-option-not-usable-here",
+                    "{option}: this {scheduler} has no resource by which a job asks for whole hosts",
+                    "leave it out; an administrator can add one, whose relation is EXCL: qconf -mc",
+                    option="node.exclusive",
+                    scheduler=self.name,
+                )
+            lines.append(f"-l {whole}=true")
+        # Unless the site counts what jobs have asked for, mem_free is what the host has at the job's start.
+        counted = {row[0]: row[5] for row in rows if row[0] in _MEMORY and row[5] != "NO"}
+        name = next((name for name in _MEMORY if name in counted), _MEMORY[-1])
+        if request.memory and (kib := (_number(request.memory) * _KIB.get(request.memory[-1], _KIB["M"]))):
+            # YES counts a request for each slot.
+            slots = request.tasks_per_node if counted.get(name) == "YES" else 1
+            lines.append(f"-l {name}={-(-kib // slots)}K")
         return lines
 
     def list(self, jobs: Collection[str] | None, *, user: int, seconds: float) -> Sequence[JobState]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Literal
 
-from hpctrain.common.cluster.programs import run_program
+from hpctrain.common.cluster.programs import program_output, run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.schedulers.jobs import JobState, slurm_seconds
 
@@ -32,46 +33,38 @@ _SQUEUE = {
 _SACCT = ("JobIDRaw", "State", "Reason", "Start", "Elapsed", "Timelimit", "NodeList", "ExitCode", "WorkDir")
 
 
-def job_states(ids: Sequence[str], *, seconds: float = _SECONDS) -> list[JobState]:
+def job_states(
+    ids: Collection[str] | None, *, user: int | None = None, seconds: float = _SECONDS
+) -> Sequence[JobState]:
     """The jobs with these numbers that Slurm knows, sorted by number; of an array those of its tasks.
 
     Args:
-        ids: job numbers that :func:`hpctrain.control.schedulers.jobs.is_job_id` accepts.
+        ids: job numbers that :func:`hpctrain.control.schedulers.jobs.is_job_id` accepts; None for all live jobs of a
+            ``user``, by number, and those that ended in the last few minutes.
         seconds: how long Slurm may take to answer.
 
     Raises:
         HpctrainError: Slurm does not answer, or is not on this host.
     """
+    if ids is None:
+        return _squeue(f"--user={user}", seconds)
     if not ids:
         return []
-    known = {state.id: state for state in _squeue([f"--jobs={','.join(ids)}"], seconds)}
-    if forgotten := [job for job in ids if job not in known]:
+    known = {state.id: state for state in _squeue(f"--jobs={','.join(sorted(ids))}", seconds)}
+    if forgotten := sorted({*ids} - known.keys()):
         known = {**{state.id: state for state in _sacct(forgotten, seconds)}, **known}
     return sorted(known.values(), key=_order)
-
-
-def jobs_of_user(user: int, *, seconds: float = _SECONDS) -> list[JobState]:
-    """All live jobs of a user, and those that ended in the last few minutes.
-
-    Args:
-        user: the numeric id of the user.
-        seconds: how long Slurm may take to answer.
-
-    Raises:
-        HpctrainError: as :func:`job_states`.
-    """
-    return sorted(_squeue([f"--user={user}"], seconds), key=_order)
 
 
 def _order(state: JobState) -> int:
     return int(state.id)
 
 
-def _squeue(which: Sequence[str], seconds: float) -> list[JobState]:
+def _squeue(which: str, seconds: float) -> list[JobState]:
     # The separator is each field's suffix.
     fields = ",".join(f"{field}:{width}{_SEPARATOR}" for field, width in _SQUEUE.items())
     arguments = ("--states=all", "--noheader", f"--Format={fields}")
-    done = run_program("squeue", *which, *arguments, seconds=seconds, environment=_environment())
+    done = run_program("squeue", which, *arguments, seconds=seconds, environment=_environment())
     # squeue reports an unknown job only if a single number was asked for.
     if "Invalid job id" in done.stderr:
         return []
@@ -84,16 +77,7 @@ def _squeue(which: Sequence[str], seconds: float) -> list[JobState]:
             # The last line says the most; the ones before it say how the client went there.
             reason=(done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1],
         )
-    return read_squeue(done.stdout)
-
-
-def read_squeue(text: str) -> list[JobState]:
-    """The jobs in the output of ``squeue`` in the format of :func:`job_states`.
-
-    Raises:
-        HpctrainError: it is not such a text.
-    """
-    return _states("squeue", text, tuple(_SQUEUE), _squeue_state)
+    return read_jobs("squeue", done.stdout)
 
 
 def _squeue_state(row: dict[str, str]) -> JobState:
@@ -117,24 +101,8 @@ def _squeue_state(row: dict[str, str]) -> JobState:
 def _sacct(ids: Sequence[str], seconds: float) -> list[JobState]:
     """The jobs that the accounting remembers; none where there is no accounting."""
     arguments = ("--allocations", "--noheader", "--parsable", f"--delimiter={_SEPARATOR}", f"--jobs={','.join(ids)}")
-    try:
-        done = run_program(
-            "sacct", *arguments, f"--format={','.join(_SACCT)}", seconds=seconds, environment=_environment()
-        )
-    except HpctrainError:
-        return []
-    if done.returncode != 0:
-        return []
-    return read_sacct(done.stdout)
-
-
-def read_sacct(text: str) -> list[JobState]:
-    """The jobs in the output of ``sacct`` in the format of :func:`job_states`.
-
-    Raises:
-        HpctrainError: it is not such a text.
-    """
-    return _states("sacct", text, _SACCT, _sacct_state)
+    fields = f"--format={','.join(_SACCT)}"
+    return read_jobs("sacct", program_output("sacct", *arguments, fields, seconds=seconds, environment=_environment()))
 
 
 def _sacct_state(row: dict[str, str]) -> JobState:
@@ -154,14 +122,18 @@ def _sacct_state(row: dict[str, str]) -> JobState:
     )
 
 
-def _states(
-    program: str, text: str, fields: Sequence[str], state: Callable[[dict[str, str]], JobState]
-) -> list[JobState]:
+def read_jobs(program: Literal["squeue", "sacct"], text: str) -> list[JobState]:
+    """The jobs in what ``program`` prints in the format of :func:`job_states`, sorted by number.
+
+    Raises:
+        HpctrainError: it is not such a text.
+    """
+    fields, state = {"squeue": (tuple(_SQUEUE), _squeue_state), "sacct": (_SACCT, _sacct_state)}[program]
     try:
-        found = [state(dict(zip(fields, row, strict=True))) for row in _rows(text, len(fields))]
-        # Sorting also checks that each number is one.
-        found.sort(key=_order)
-        return found
+        # The last field of a job may hold line breaks. Sorting also checks that each number is one.
+        values = [value.strip(" ") for value in text.replace(f"{_SEPARATOR}\n", _SEPARATOR).split(_SEPARATOR)[:-1]]
+        rows = (values[start : start + len(fields)] for start in range(0, len(values), len(fields)))
+        return sorted((state(dict(zip(fields, row, strict=True))) for row in rows), key=_order)
     except ValueError as error:
         raise HpctrainError(
             "HT-slurm-command-failed",
@@ -171,12 +143,6 @@ def _states(
             program=program,
             reason=error,
         ) from error
-
-
-def _rows(text: str, fields: int) -> list[list[str]]:
-    """The fields of each job; the last one may hold line breaks."""
-    values = [value.strip(" ") for value in text.replace(f"{_SEPARATOR}\n", _SEPARATOR).split(_SEPARATOR)[:-1]]
-    return [values[start : start + fields] for start in range(0, len(values), fields)]
 
 
 def _environment() -> dict[str, str]:

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hpctrain.common.cluster.programs import program_output
 from hpctrain.common.errors import HpctrainError
@@ -16,8 +17,8 @@ from hpctrain.control.schedulers.job_request import SETTINGS, JobRequest, JobSet
 from hpctrain.control.schedulers.job_script import ScriptScheduler, render
 from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.profile import ClusterProfile
-from hpctrain.control.schedulers.scheduler import Cluster, Order
-from hpctrain.control.schedulers.slurm.queue import job_states, jobs_of_user
+from hpctrain.control.schedulers.scheduler import Order
+from hpctrain.control.schedulers.slurm.queue import job_states
 
 # sacct marks an unknown number by one of the two largest values of 64 bits.
 _UNKNOWN = 2**64 - 2
@@ -31,11 +32,6 @@ class Slurm(ScriptScheduler):
     ends = "scancel"
     terse = ("--parsable",)
 
-    def discover(self, partition: str | None) -> Cluster:
-        from hpctrain.control.schedulers.slurm.discover import discover
-
-        return discover(partition)
-
     def script(self, order: Order, plan: Plan, directory: Path) -> str:
         start = order.training.start
         if start.container and start.container.runtime == "pyxis" and start.launcher == "mpirun":
@@ -48,7 +44,7 @@ class Slurm(ScriptScheduler):
         return job_script(
             order.request,
             order.cluster.profile,
-            run_directory=directory,
+            run_dir=directory,
             folder=Path.cwd(),
             virtual_environment=_virtual_environment(),
             no_kill=plan.fault_tolerant,
@@ -67,7 +63,7 @@ class Slurm(ScriptScheduler):
         return {SETTINGS: f"{settings.model_dump_json(indent=2, exclude_defaults=True)}\n"}
 
     def list(self, jobs: Collection[str] | None, *, user: int, seconds: float) -> Sequence[JobState]:
-        return jobs_of_user(user, seconds=seconds) if jobs is None else job_states(sorted(jobs), seconds=seconds)
+        return job_states(jobs, user=user, seconds=seconds)
 
     def joules(self, jobs: Sequence[str], *, seconds: float) -> int | None:
         """See :meth:`Scheduler.joules`. Steps are not counted, because they overlap.
@@ -105,34 +101,10 @@ def require_log_path(directory: Path) -> None:
         )
 
 
-def job_script(
-    request: JobRequest,
-    profile: ClusterProfile,
-    *,
-    run_directory: Path,
-    folder: Path,
-    virtual_environment: Path | None = None,
-    no_kill: bool = False,
-) -> str:
-    """The text of the job script.
-
-    Args:
-        profile: gives modules, setup lines and variables.
-        run_directory, folder: absolute; where the run's files are, and where the job is submitted from.
-        virtual_environment: that the script activates.
-        no_kill: the run goes on without a node that fails.
-    """
-    return render(
-        "job.sh.j2",
-        profile,
-        directives=directives(request),
-        run_dir=run_directory,
-        folder=folder,
-        virtual_environment=virtual_environment,
-        no_kill=no_kill,
-        requeue=request.requeue,
-        signal_seconds=request.signal_seconds,
-    )
+def job_script(request: JobRequest, profile: ClusterProfile, **given: Any) -> str:
+    """The text of the job script; its template says what is to be given."""
+    settings = {"requeue": request.requeue, "signal_seconds": request.signal_seconds}
+    return render("job.sh.j2", profile, directives=directives(request), **settings, **given)
 
 
 def directive(option: str, value: str | int | None = None) -> str:

@@ -184,6 +184,21 @@ def test_cores_that_ranks_can_be_bound_to(
     assert bindable_cores(8, variables) == cores
 
 
+def test_srun_starts_ranks_without_mpi_by_no_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(backend: str) -> Plan:
+        request = TrainingRequest(work=load_recipe("digits"), backend=backend, start=Start(launcher="srun-none"))
+        return make_plan(request, MACHINE, PlacedHosts(slots=tuple(Slots(host=f"n{host}", slots=2) for host in "12")))
+
+    monkeypatch.setattr(launcher_choice, "_plugins", list)
+    assert first_launcher(plan("auto"), {"SLURM_JOB_ID": "7"}) == Srun(mpi="none")
+    assert (plan("auto").backend, plan("auto").backend_reason) == ("gloo", "srun-none")
+    with refused("HT-launcher-not-usable-here"):
+        first_launcher(plan("gloo"), {})
+    for backend in ("mpi", "horovod"):
+        with refused("HT-backend-unfit", backend=backend, launcher="srun-none"):
+            plan(backend)
+
+
 def test_torchrun_is_started_on_each_host_by_whoever_is_there() -> None:
     def plan(hosts: int, backend: str = "auto") -> Plan:
         slots = tuple(Slots(host=f"n{host}", slots=2) for host in range(hosts))

@@ -44,7 +44,7 @@ def wait_for(file: Path) -> None:
 
 
 def job(tmp_path: Path, profile: ClusterProfile = PLAIN, **asked: object) -> str:
-    more = {"run_directory": tmp_path, "folder": tmp_path}
+    more = {"run_dir": tmp_path, "folder": tmp_path}
     return script(profile, more=more, **asked)
 
 
@@ -182,7 +182,7 @@ def test_a_job_whose_nodes_fail_a_check_comes_back_if_it_can_have_others(
     answer = "next(word[9:] for word in sys.argv if word.startswith('--output=')).replace('%n', '0')"
     programs.add("srun", f"open({answer}, 'w').write(json.dumps({{'checks': [{check!r}]}}))")
     programs.add("sinfo", "".join(f"print('n{node} (null) (null)')\n" for node in range(1, nodes + 1)))
-    text = script(PLAIN, more={"run_directory": tmp_path, "folder": tmp_path, "check": True})
+    text = script(PLAIN, more={"run_dir": tmp_path, "folder": tmp_path, "check": True})
     code, output = end(programs, text, SLURM_JOB_NODELIST="n1", SLURM_JOB_PARTITION="batch")
     assert code == status and "n1 fails a check: open files: 100" in output
     assert programs.calls("hpctrain") == []

@@ -231,9 +231,10 @@ def test_what_needs_an_mpi_is_refused(backend: str, framework: str, profile: Clu
         pod_run(profile, backend=backend, framework=framework, nodes=2, tasks_per_node=2)
 
 
-def test_ranks_that_heal_are_refused() -> None:
+@pytest.mark.parametrize("setting", ["fault_tolerance.lost_rank=shrink", "sync={mode: async}"])
+def test_recipes_that_need_an_mpi_are_refused(setting: str) -> None:
     with refused("HT-backend-unfit"):
-        pod_run(work=load_recipe("digits", ["fault_tolerance.lost_rank=shrink"]), nodes=2)
+        pod_run(work=load_recipe("digits", [setting]), nodes=2)
 
 
 def test_nodes_get_what_is_asked_for() -> None:

@@ -40,7 +40,7 @@ def test_any_text_arrives(run: str, folder: str, value: str, module: str, image:
         programs.add("hpctrain", "print('trained')")
         profile = PLAIN.model_copy(update={"environment": {"VALUE": value}, "modules": (module,)})
         more = {
-            "run_directory": root / run,
+            "run_dir": root / run,
             "folder": work,
             "container": Container(runtime="apptainer", image=str(image_file)),
         }

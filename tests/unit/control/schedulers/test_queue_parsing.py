@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.control.schedulers.jobs import JobState, is_job_id
-from hpctrain.control.schedulers.slurm.queue import job_states, jobs_of_user
+from hpctrain.control.schedulers.slurm.queue import job_states
 from support.refusals import refused
 from support.schedulers.slurm_programs import NO_ACCOUNTING, NO_CONTROLLER, UNKNOWN_JOB, install, prints, row
 
@@ -39,7 +39,7 @@ def test_how_jobs_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_jobs_of_a_user_in_the_order_of_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, squeue=prints("".join(row(job, "PENDING", "/tmp") for job in ("100", "12", "9"))))
-    assert [job.id for job in jobs_of_user(0)] == ["9", "12", "100"]
+    assert [job.id for job in job_states(None, user=0)] == ["9", "12", "100"]
 
 
 @pytest.mark.parametrize("squeue", [UNKNOWN_JOB, "true"])

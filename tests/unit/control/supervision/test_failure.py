@@ -26,6 +26,15 @@ signal {signal} (Killed).
 OPEN_MPI_4 = """\
 mpirun noticed that process rank 1 with PID 0 on node n2 exited on signal {signal} (Killed).
 """
+# Of rank 0, after rank 1 was killed on another host.
+CLOSED = """\
+[n1:00000] *** An error occurred in Socket closed
+[n1:00000] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,
+--------------------------------------------------------------------------
+prterun has exited due to process rank 0 with PID 0 on node n1 calling
+"abort". This may have caused other processes in the application to be
+--------------------------------------------------------------------------
+"""
 INTEL = """\
 =   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
 =   RANK 1 PID 1001 RUNNING AT n2
@@ -111,6 +120,19 @@ def test_a_killed_rank_goes_before_the_ranks_that_missed_it(directory: RunDirect
     assert "(SIGKILL), " in failure.message
     crash = failure_of(directory, 2, output=text.format(signal=11), exit_status=139)
     assert (crash.code, crash.rank) == ("HT-rank-killed", 1) and crash.message.endswith(" 11 (SIGSEGV)")
+
+
+def test_a_rank_whose_connection_another_ones_death_closed_is_not_to_blame(directory: RunDirectory) -> None:
+    record(directory, 0, "running")
+    record(directory, 1, "running")
+    for output, dead, rank in ((CLOSED, 0, 1), (CLOSED, None, 1), (CLOSED, 1, 1), ("", 0, 0)):
+        found = failure_of(directory, 2, output=output, exit_status=14, first_dead=dead)
+        assert (found.code, found.rank, found.host) == ("HT-rank-died", rank, f"n{rank + 1}")
+    record(directory, 2, "running")
+    found = failure_of(directory, 3, output=CLOSED, exit_status=14, first_dead=0)
+    assert (found.code, found.rank, found.host, found.exit_code) == ("HT-rank-died", None, None, RESUMABLE)
+    memory = GroupMemory(limit=32 * 10**9, peak=None, kills=1)
+    assert with_memory(found, "n3", None, memory).code == "HT-rank-out-of-memory"
 
 
 def test_a_rank_for_which_memory_ran_out_is_named(directory: RunDirectory) -> None:
