@@ -6,8 +6,9 @@ BIN := .venv/bin
 
 # A cluster's own mpirun goes first; a machine without one gets Open MPI from a wheel.
 TRAIN := torch,imagenet,report
-# Of the versions that are accepted, the one that the tests and the published figures are of.
+# Of the versions that are accepted, those that the tests and the published figures are of.
 TORCH := torch==2.13.0
+TENSORFLOW := tensorflow-cpu==2.21.0
 ifeq ($(shell command -v mpirun 2>/dev/null),)
 TRAIN := $(TRAIN),mpi
 endif
@@ -165,7 +166,7 @@ horovod: .venv/packages.stamp
 
 # Of these packages most modules are never imported: Python compiles those that are, when they are.
 .venv/packages.stamp: .venv/train.stamp
-	$(BIN)/python -m pip install --no-compile --editable '.[$(TRAIN),keras,horovod,dev]' $(TORCH)
+	$(BIN)/python -m pip install --no-compile --editable '.[$(TRAIN),keras,horovod,dev]' $(TORCH) $(TENSORFLOW)
 	touch $@
 
 # Beside the environment, whose other packages the audit is about.
