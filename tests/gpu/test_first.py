@@ -1,6 +1,6 @@
 """The first quarter of an hour on a GPU, in the order of what it decides: ``make gpu ONLY=first``.
 
-Each check is bounded, and all bounds together are 14 minutes. What one says is in the report when it ends, so that a
+Each check is bounded, and all bounds together are 13 minutes. What one says is in the report when it ends, so that a
 card that is taken back leaves what was measured. Without a GPU they run at toy sizes, so that they do not rot.
 """
 
@@ -80,13 +80,17 @@ def test_decoding_beside_a_training(tmp_path, note, decode):
     note(images_a_second=summary["samples_per_s"], data_share=summary["data_share"], workers=workers, remark=TOY)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_a_pipeline_on_one_card(tmp_path, note, schedule):
-    """Two stages that share it equal one process. 80 seconds each; NCCL says in the report what it waits for."""
-    arguments = (str(tmp_path / "out"), f"{BACKEND}=pp_{schedule}")
+def test_pipelines_on_one_card(tmp_path, note):
+    """Two stages that share it equal one process. NCCL says in the report what it waits for. 130 seconds.
+
+    They are time for two ranks to start and connect, and then for a wait that hpctrain ends after 60 seconds, so that
+    what is only slow passes, and what hangs is named.
+    """
+    cases = ["pp_1f1b", "pp_gpipe"]
     says = {"HPCTRAIN_TIMEOUT": "60", "NCCL_DEBUG": "INFO", "TORCH_CPP_LOG_LEVEL": "INFO"}
-    done = launch(tmp_path, "run", str(PARALLEL), *start(2), "--", *arguments, seconds=80, status=None, **says)
-    rows = differences(tmp_path / "out", 2, [f"pp_{schedule}"])
+    arguments = (str(tmp_path / "out"), f"{BACKEND}={','.join(cases)}")
+    done = launch(tmp_path, "run", str(PARALLEL), *start(2), "--", *arguments, seconds=130, status=None, **says)
+    rows = differences(tmp_path / "out", 2, cases)
     note(cases=rows, status=done.returncode, said=done.stdout.splitlines()[-40:] if done.returncode else [])
-    assert done.returncode == 0 and rows
+    assert done.returncode == 0 and len(rows) == len(cases)
     assert not [row for row in rows if not row["largest difference"] <= row["allowed"]]

@@ -21,7 +21,7 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import kept, read_events
 from hpctrain.common.run.records import read_records
 from support.comers import cells
-from support.gpu_runs import BACKEND, FLOAT32, GPUS, differences, launch, of_make_gpu, start
+from support.gpu_runs import BACKEND, FLOAT32, GPUS, PARALLEL, differences, launch, of_make_gpu, start
 from support.imported_programs import imported
 from support.interrupted_runs import interrupted
 from support.pages import ROOT
@@ -31,7 +31,7 @@ pytestmark = of_make_gpu
 ON_GPU = Path(__file__).with_name("programs") / "on_gpu.py"
 OF_RANKS = ROOT / "tests" / "mpi" / "programs"
 # What ranks that wait for one that is stopped may take, and when they name it.
-_TIMEOUT, _STALL = 40, 10
+_TIMEOUT, _STALL = 60, 10
 
 
 # A GPU draws its random numbers otherwise.
@@ -132,13 +132,25 @@ _MESHES = {
 
 @pytest.mark.parametrize("ranks", _MESHES)
 def test_meshes_equal_one_process(tmp_path, note, ranks):
-    program = OF_RANKS / "parallel.py"
     arguments = (str(tmp_path / "out"), f"{BACKEND}={','.join(_MESHES[ranks])}")
-    limit = {"HPCTRAIN_TIMEOUT": "60"}
-    done = launch(tmp_path, "run", str(program), *start(ranks), "--", *arguments, seconds=400, status=None, **limit)
+    limit = {"HPCTRAIN_TIMEOUT": str(_TIMEOUT)}
+    done = launch(tmp_path, "run", str(PARALLEL), *start(ranks), "--", *arguments, seconds=400, status=None, **limit)
     rows = differences(tmp_path / "out", ranks, _MESHES[ranks])
     note(backend=BACKEND, ranks=ranks, cases=rows)
     assert done.returncode == 0, done.stdout
+    assert not [row for row in rows if not row["largest difference"] <= row["allowed"]]
+
+
+def test_pipelines_of_a_group_that_is_bound_to_its_device(tmp_path, note):
+    """A script that passes ``device_id``: groups are split from one communicator, which messages share too."""
+    cases = ["pp_1f1b", "pp_gpipe", "pp_interleaved_1f1b"]
+    program = str(ON_GPU.with_name("bound.py"))
+    arguments = (str(PARALLEL), str(tmp_path / "out"), f"{BACKEND}={','.join(cases)}")
+    limit = {"HPCTRAIN_TIMEOUT": str(_TIMEOUT)}
+    done = launch(tmp_path, "run", program, *start(2), "--", *arguments, seconds=200, status=None, **limit)
+    rows = differences(tmp_path / "out", 2, cases)
+    note(backend=BACKEND, cases=rows, status=done.returncode)
+    assert done.returncode == 0 and len(rows) == len(cases), done.stdout
     assert not [row for row in rows if not row["largest difference"] <= row["allowed"]]
 
 

@@ -33,7 +33,7 @@ class Cut(NamedTuple):
 
     position: int
     sample: int
-    content: bytes
+    content: bytes | memoryview
     header: Header
     crop: Crop
     width: int
@@ -49,10 +49,12 @@ class LoadedPiece:
     Attributes:
         indices: sample indices with their repetitions.
         images: an array, or a tensor on a GPU, of shape (N, height, width, 3).
+        cuts: what is to be made of each photograph, where a worker has only read it.
     """
 
     indices: Indices
     images: Any
+    cuts: Sequence[Cut] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,8 @@ class DecodingJob:
     seed: int
     images: Images
     exact: bool = False
+    # Workers read photographs and draw their crops, and leave the rest to a GPU.
+    only_reads: bool = False
 
     def shape(self, split: str, epoch: int) -> tuple[int, int, int]:
         """(height, width, channels) of an image."""
@@ -150,7 +154,7 @@ class Decoder:
 
     def _show(self, cut: Cut, place: Pixels) -> None:
         """Make an image. What is decoded for it is freed at the end: the next may take as much memory."""
-        part = decoded(cut.content, cut.header, cut.crop, cut.width, cut.height, exact=self._job.exact)
+        part = decoded(bytes(cut.content), cut.header, cut.crop, cut.width, cut.height, exact=self._job.exact)
         if cut.random:
             image = changed(part, cut.width, self._job.images, cut.random, flip=cut.flip, out=place)
         else:

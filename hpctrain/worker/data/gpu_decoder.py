@@ -6,8 +6,10 @@ random numbers; the pixels differ a little, by decoder and filter.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,22 +22,27 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.settings import SHARE_GPUS
 from hpctrain.common.shards.decoding import END, BrokenImageError, decode
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.data.decoder import Cut, Decoder, DecodingJob, LoadedPiece
-from hpctrain.worker.data.image_loader import Pool
+from hpctrain.worker.data.decoder import Cut, Decoder, LoadedPiece
+from hpctrain.worker.data.image_loader import WorkerPool
 from hpctrain.worker.data.sampling import Indices
 
 # Decodes JPEG files to a device, each to uint8 of shape (3, height, width); RuntimeError if it cannot decode one.
-DecodeAll = Callable[[Sequence[bytes], torch.device], Sequence[torch.Tensor]]
+DecodeAll = Callable[[Sequence[bytes | memoryview], torch.device], Sequence[torch.Tensor]]
 
 # The most pixels, of photographs filled up to the largest of them, that are decoded and resized together.
 _MOST_TOGETHER = 1 << 26
+# The most processes that read, which is 40 to 80 microseconds a photograph: two are faster than a GPU decodes.
+_READERS = 2
 
 
-def by_nvjpeg(contents: Sequence[bytes], device: torch.device) -> Sequence[torch.Tensor]:
+def by_nvjpeg(contents: Sequence[bytes | memoryview], device: torch.device) -> Sequence[torch.Tensor]:
     """Decode JPEG files on a GPU, in colour."""
     from torchvision.io import ImageReadMode, decode_jpeg
 
-    files = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in contents]
+    # PyTorch wants memory that can be written, such as that which workers share.
+    files = [
+        torch.frombuffer(bytearray(file) if isinstance(file, bytes) else file, dtype=torch.uint8) for file in contents
+    ]
     decoded: list[torch.Tensor] = decode_jpeg(files, ImageReadMode.RGB, device)
     return decoded
 
@@ -73,8 +80,8 @@ def require_card(comm: Communicator | None) -> torch.device:
     return card
 
 
-class CardPool(Pool):
-    """Makes images on a GPU, as tensors there.
+class CardPool(WorkerPool):
+    """Makes images on a GPU, as tensors there, from photographs that workers read, or that it reads if there are none.
 
     A thread makes one piece ahead, on a stream of the GPU's own. Photographs that are no ordinary JPEG files, that are
     cut short or that nvJPEG cannot decode are decoded by the processor: the same ones are broken.
@@ -85,20 +92,30 @@ class CardPool(Pool):
     """
 
     def __init__(self, folder: Path, recipe: Recipe, device: torch.device, decode_all: DecodeAll = by_nvjpeg) -> None:
-        super().__init__(DecodingJob(folder=folder.absolute(), seed=recipe.seed, images=recipe.images))
+        super().__init__(folder, recipe)
+        self.job = replace(self.job, only_reads=True)
+        self._count = min(self._count, _READERS)
         self._device, self._decode_all = device, decode_all
         self._on_card = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def stream(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Generator[LoadedPiece]:
-        with ThreadPoolExecutor(1, "decoding", initializer=self._choose_card) as thread:
-            before = None
-            for indices in pieces:
-                coming = thread.submit(self._piece, decoder, split, indices, epoch)
-                if before:
-                    yield self._taken(before)
-                before = coming
-            if before:
-                yield self._taken(before)
+        with (
+            ThreadPoolExecutor(1, "decoding", initializer=self._choose_card) as thread,
+            contextlib.closing(super().stream(decoder, split, pieces, epoch)) as read,
+        ):
+            made: LoadedPiece | None = None
+            for piece in read:
+                coming = thread.submit(self._made, decoder, split, piece, epoch)
+                if made:
+                    yield made
+                # Waited for before the workers read another piece into the memory of this one.
+                made = self._taken(coming)
+            if made:
+                yield made
+
+    def _here(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Generator[LoadedPiece]:
+        for indices in pieces:
+            yield LoadedPiece(indices=indices, images=None)
 
     def _choose_card(self) -> None:
         """A new thread uses the first GPU, of which each rank would take memory, where nothing else is said."""
@@ -112,28 +129,22 @@ class CardPool(Pool):
             piece.images.record_stream(torch.cuda.current_stream(self._device))
         return piece
 
-    def _piece(self, decoder: Decoder, split: str, indices: Indices, epoch: int) -> LoadedPiece:
+    def _made(self, decoder: Decoder, split: str, piece: LoadedPiece, epoch: int) -> LoadedPiece:
+        shape = (len(piece.indices), *self.job.shape(split, epoch))
         with torch.cuda.stream(self._on_card), torch.no_grad():
-            piece = self._made(decoder, split, indices, epoch)
-            if self._on_card:
-                self._on_card.synchronize()
-        return piece
-
-    def _made(self, decoder: Decoder, split: str, indices: Indices, epoch: int) -> LoadedPiece:
-        shape = (len(indices), *self.job.shape(split, epoch))
-        images = torch.empty(shape, dtype=torch.uint8, device=self._device)
-        for together in _together(list(decoder.cuts(indices, epoch))):
-            if self._on_card:
-                # torchvision decodes on a stream of its own, into memory that this one may still read.
-                self._on_card.synchronize()
-            photographs = self._photographs(decoder, together)
-            images[[cut.position for cut in together]] = resized(photographs, together, shape[1])
-        return LoadedPiece(indices=indices, images=images)
+            images = torch.empty(shape, dtype=torch.uint8, device=self._device)
+            for together in _together(piece.cuts or list(decoder.cuts(piece.indices, epoch))):
+                first, photographs = together[0].position, self._photographs(decoder, together)
+                images[first : first + len(together)] = resized(photographs, together, shape[1])
+                if self._on_card:
+                    # torchvision decodes the next on a stream of its own, into memory that this one may still read.
+                    self._on_card.synchronize()
+        return LoadedPiece(indices=piece.indices, images=images)
 
     def _photographs(self, decoder: Decoder, cuts: Sequence[Cut]) -> list[torch.Tensor]:
         """Each photograph as uint8 of shape (3, height, width)."""
         # nvJPEG may fill up what is cut short.
-        decoded = self._decoded([cut for cut in cuts if cut.header.pixels is None and cut.content.endswith(END)])
+        decoded = self._decoded([cut for cut in cuts if cut.header.pixels is None and cut.content[-2:] == END])
         return [
             decoded[cut.position]
             if cut.position in decoded and decoded[cut.position].shape[1:] == (cut.header.height, cut.header.width)
@@ -148,14 +159,14 @@ class CardPool(Pool):
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:
-            alone = [self._decoded([cut]) for cut in cuts] if len(cuts) > 1 else []
-            return {position: photograph for one in alone for position, photograph in one.items()}
+            half = len(cuts) // 2
+            return self._decoded(cuts[:half]) | self._decoded(cuts[half:]) if half else {}
         return {cut.position: photograph for cut, photograph in zip(cuts, found, strict=True)}
 
     def _by_processor(self, decoder: Decoder, cut: Cut) -> torch.Tensor:
         header = cut.header
         try:
-            pixels = decode(cut.content, header.width, header.height) if header.pixels is None else header.pixels
+            pixels = decode(bytes(cut.content), header.width, header.height) if header.pixels is None else header.pixels
         except BrokenImageError as error:
             raise decoder.broken(cut.sample, error) from error
         return torch.from_numpy(np.array(pixels)).to(self._device).permute(2, 0, 1)
@@ -187,28 +198,33 @@ def resized(photographs: Sequence[torch.Tensor], cuts: Sequence[Cut], size: int)
     dtype = torch.float16 if device.type == "cuda" else torch.float32
     tall, wide = max(crop.height for crop in crops), max(crop.width for crop in crops)
     padded = torch.zeros((len(cuts), 3, tall, wide), dtype=dtype, device=device)
-    for place, photograph, crop in zip(padded, photographs, crops, strict=True):
-        part = photograph[:, crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
-        place[:, : crop.height, : crop.width] = part
-    rows = weights([crop.height for crop in crops], [cut.height for cut in cuts], size, device)
-    columns = weights([crop.width for crop in crops], [cut.width for cut in cuts], size, device)
-    flips = torch.tensor([cut.flip for cut in cuts], device=device)
-    columns = torch.where(flips[:, None, None], columns.flip(1), columns)
+    places = [place[:, : crop.height, : crop.width] for place, crop in zip(padded, crops, strict=True)]
+    parts = [
+        photograph[:, crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
+        for photograph, crop in zip(photographs, crops, strict=True)
+    ]
+    # One call, in which other threads of Python run.
+    torch._foreach_copy_(places, parts)
+    # One copy, which the driver takes over before it returns.
+    sides = torch.tensor([[cut.crop.height, cut.height, cut.crop.width, cut.width, cut.flip] for cut in cuts])
+    high, shown_high, broad, shown_broad, flips = sides.to(device, non_blocking=True).T
+    rows, columns = weights(high, shown_high, size, tall), weights(broad, shown_broad, size, wide)
+    columns = torch.where(flips[:, None, None] > 0, columns.flip(1), columns)
     found = rows.to(dtype)[:, None] @ padded @ columns.to(dtype).transpose(1, 2)[:, None]
     return found.round_().clamp_(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
 
-def weights(lengths: list[int], sizes: list[int], shown: int, device: torch.device) -> torch.Tensor:
+def weights(lengths: torch.Tensor, sizes: torch.Tensor, shown: int, longest: int) -> torch.Tensor:
     """The share of each pixel of a side in each of the ``shown`` middle pixels, of shape (N, shown, longest).
 
     Args:
-        lengths: the pixels of each side.
+        lengths: the pixels of each side, ``longest`` at most.
         sizes: those that it is resized to.
     """
-    length, size = (torch.tensor(each, dtype=torch.float32, device=device)[:, None, None] for each in (lengths, sizes))
+    length, size = (each.float()[:, None, None] for each in (lengths, sizes))
     scale = length / size
-    place = torch.arange(max(lengths), device=device)[None, None, :]
-    result = torch.arange(shown, device=device)[None, :, None] + (size - shown).div(2, rounding_mode="floor")
+    place = torch.arange(longest, device=length.device)[None, None, :]
+    result = torch.arange(shown, device=length.device)[None, :, None] + (size - shown).div(2, rounding_mode="floor")
     distance = (place + 0.5 - (result + 0.5) * scale).abs() / scale.clamp(min=1)
     weights = (1 - distance).clamp_(min=0).where(place < length, 0)
     return weights / weights.sum(2, keepdim=True)

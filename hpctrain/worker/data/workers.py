@@ -29,11 +29,12 @@ from hpctrain.common.run.stopping import STOP_SIGNALS
 from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
 from hpctrain.common.shards.decoding import Pixels
 from hpctrain.common.shards.image_shards import Shards
-from hpctrain.worker.data.decoder import Decoder, DecodingJob, LoadedPiece
+from hpctrain.worker.data.decoder import Cut, Decoder, DecodingJob, LoadedPiece
 from hpctrain.worker.data.sampling import Indices
 
-# Images that a process makes, one after the other.
-Task = Future[None]
+# Images that a process makes, one after the other; or photographs that it only reads, and the place of each file in the
+# memory, which is empty if the file had no room there.
+Task = Future[list[tuple[Cut, slice]]]
 
 # Signals that stop the run. Workers block them, since the rank ends its workers itself after its step.
 _RUN_SIGNALS = [signal.SIGINT, signal.SIGTERM, *(signal.Signals[f"SIG{name}"] for name in STOP_SIGNALS)]
@@ -102,6 +103,10 @@ class Workers:
             piece, tasks = ahead.popleft()
             for task in tasks:
                 self._finish(task)
+            piece.cuts = [
+                cut._replace(position=position, content=memoryview(memory)[place] or cut.content)
+                for position, (cut, place) in enumerate(each for task in tasks for each in task.result())
+            ]
             yield piece
 
     def _reserve(self, size: int) -> mmap.mmap:
@@ -215,10 +220,10 @@ class _Worker:
         cls.this = cls(job, os.open(f"/proc/{rank}/fd/{memory}", os.O_RDWR))
 
     @classmethod
-    def make(cls, split: str, epoch: int, indices: Sequence[int], offset: int) -> None:
-        """Make the images of a task."""
+    def make(cls, split: str, epoch: int, indices: Sequence[int], offset: int) -> list[tuple[Cut, slice]]:
+        """Make the images of a task, or read its photographs."""
         try:
-            cls.this.write(split, epoch, indices, offset)
+            return cls.this.write(split, epoch, indices, offset)
         except HpctrainError as error:
             raise error.but(exit_code=1) from error
         except Exception as error:
@@ -226,13 +231,25 @@ class _Worker:
             words = ": ".join([*getattr(error, "__notes__", []), type(error).__name__, str(error)])
             raise _failed(f"failed at {words}", "its traceback is in the log of this rank") from None
 
-    def write(self, split: str, epoch: int, indices: Sequence[int], offset: int) -> None:
-        """Make images in the memory."""
+    def write(self, split: str, epoch: int, indices: Sequence[int], offset: int) -> list[tuple[Cut, slice]]:
+        """Make images in the memory, or read files to where their images would be, as far as they have room there."""
         shape = (len(indices), *self._job.shape(split, epoch))
         images: Pixels = np.ndarray(shape, np.uint8, self._mapped(), offset)
         if split not in self._decoders:
             self._decoders[split] = Decoder(self._job, Shards(self._job.folder, split))
-        self._decoders[split].write(indices, epoch, images)
+        if not self._job.only_reads:
+            self._decoders[split].write(indices, epoch, images)
+            return []
+        read, last = [], offset + images.nbytes
+        for cut in self._decoders[split].cuts(np.array(indices, np.int64), epoch):
+            end = offset + len(cut.content)
+            if end > last:
+                read.append((cut._replace(random=None), slice(0)))
+                continue
+            self._mapped()[offset:end] = cut.content
+            read.append((cut._replace(content=b"", random=None), slice(offset, end)))
+            offset = end
+        return read
 
     def _mapped(self) -> mmap.mmap:
         size = os.fstat(self._file).st_size

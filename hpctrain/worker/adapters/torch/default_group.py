@@ -58,7 +58,7 @@ def init_process_group(original: Callable[..., None], *arguments: Any, **setting
     comm = current()
     comm.process_group()
     if comm.backend == "nccl" and given.get("device_id") is not None:
-        _bind(torch.device("cuda", given["device_id"]) if isinstance(given["device_id"], int) else given["device_id"])
+        _bind(torch.device(given["device_id"]))
     _record_steps(comm)
     if comm.backend == "mpi":
         _watch_training(comm)
@@ -82,9 +82,8 @@ def _bind(device: torch.device) -> None:
     waits for all others, so that scripts which PyTorch runs without ``device_id`` could hang.
     """
     default: Any = dist.group.WORLD
-    if device.type == "cuda" and default.bound_device_id is None:
-        default.bound_device_id = device
-        default._get_backend(device).eager_connect_single_device(device)
+    default.bound_device_id = device
+    default._get_backend(device).eager_connect_single_device(device)
 
 
 def get_backend(original: Callable[..., str], *arguments: Any, **settings: Any) -> dist.Backend:

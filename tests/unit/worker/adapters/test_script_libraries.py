@@ -124,7 +124,6 @@ def test_a_group_is_bound_to_the_device_that_the_script_names(
     join()
     assert group.bound_device_id is None and not connected
     join(device_id=torch.device("cuda", 1))
-    join(device_id=1)
     expected = [torch.device("cuda", 1)] if bound else []
     assert connected == expected and group.bound_device_id == (expected[0] if bound else None)
 

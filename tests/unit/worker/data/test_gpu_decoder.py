@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import shutil
 import sys
 import threading
 from collections.abc import Sequence
@@ -32,12 +33,12 @@ from support.refusals import refused
 CPU = torch.device("cpu")
 GPU = torch.cuda.is_available() and importlib.util.find_spec("torchvision") is not None
 FLOWER = load_sample_images().images[1]
-calls: list[int] = []
+calls: list[list[type]] = []
 
 
 def by_simplejpeg(contents: Sequence[bytes], device: torch.device) -> list[torch.Tensor]:
     """What nvJPEG does: a tensor for each file, and an error for all of them if one cannot be decoded."""
-    calls.append(len(contents))
+    calls.append([type(each) for each in contents])
     try:
         return [torch.from_numpy(simplejpeg.decode_jpeg(each)).permute(2, 0, 1) for each in contents]
     except ValueError as error:
@@ -66,9 +67,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "shards"
 
 
-def recipe() -> Recipe:
+def recipe(workers: int = 0) -> Recipe:
     digits = load_recipe("digits")
-    data = digits.data.model_copy(update={"name": "imagenet", "workers": 0})
+    data = digits.data.model_copy(update={"name": "imagenet", "workers": workers})
     changed = digits.images.model_copy(update={"size": 160, "test_size": 112, "test_resize": 128})
     return digits.model_copy(update={"data": data, "images": changed})
 
@@ -94,6 +95,49 @@ def test_the_card_makes_the_images_of_the_processor(folder, split):
     alike = [psnr(*pair) for pair in zip(found, expected, strict=True)]
     # Of another crop or a mirrored one it is 10 to 18.
     assert min(alike) > 26 and np.median(alike) > 33
+
+
+def test_processes_read_what_the_card_decodes(folder):
+    """Also files that are larger than their place in the memory, and those that the processor decodes."""
+    expected, labels = seen(folder, "train", recipe(), CardPool(folder, recipe(), CPU, by_simplejpeg))
+    calls.clear()
+    found, labels_found = seen(folder, "train", recipe(), CardPool(folder, recipe(3), CPU, by_simplejpeg))
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(labels_found, labels)
+    assert {kind for kinds in calls for kind in kinds} == {bytes, memoryview}
+
+
+def test_a_piece_is_decoded_before_workers_use_its_memory_again(folder, monkeypatch):
+    pool = CardPool(folder, recipe(), CPU, by_simplejpeg)
+    make, read, made, unmade = pool._made, pool._here, [], []
+    monkeypatch.setattr(pool, "_made", lambda *arguments: made.append(make(*arguments)) or made[-1])
+
+    def read_further(*arguments):
+        for number, piece in enumerate(read(*arguments)):
+            unmade.append(number - len(made))
+            yield piece
+
+    monkeypatch.setattr(pool, "_here", read_further)
+    seen(folder, "train", recipe(), pool)
+    assert len(made) > 1 and set(unmade) == {0}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_file_that_is_broken_is_named(folder, tmp_path, workers):
+    """The card refuses it in few calls, the processor names it, and the pool then makes other images."""
+    shutil.copytree(folder, tmp_path / "shards")
+    settings = recipe(workers)
+    pool = CardPool(tmp_path / "shards", settings, CPU, by_simplejpeg)
+    with contextlib.closing(ImageNet(tmp_path / "shards", "train", settings, pool)) as source:
+        name, shard = source._shards.key(6), source._shards.where(6)
+        whole, content = shard.read_bytes(), source._shards.read(6)
+        middle = whole.index(content) + len(content) // 2
+        shard.write_bytes(whole[:middle] + b"\xff\xd8" * 64 + whole[middle + 128 :])
+        calls.clear()
+        with refused("HT-data-broken-image", name):
+            list(source.stream([np.append(np.tile([0, 1, 2], 10), 6)], 2))
+        assert len(calls[0]) > 20 and 1 < len(calls) <= 1 + 2 * np.ceil(np.log2(len(calls[0])))
+        assert [len(piece.images) for piece in source.stream([np.arange(2), np.arange(3, 5)], 2)] == [2, 2]
 
 
 @pytest.mark.parametrize("size", [(40, 30), (96, 96), (300, 210), (900, 700)])
