@@ -40,7 +40,7 @@ def test_photographs_decoded_by_the_gpu(tmp_path, note):
     write_folders(tmp_path / "files", photographs(256))
     write_shards(tmp_path / "shards", tmp_path / "files", 64)
     digits = load_recipe("digits")
-    data = digits.data.model_copy(update={"name": "imagenet", "workers": 0, "decode": "full"})
+    data = digits.data.model_copy(update={"name": "imagenet", "workers": 2, "decode": "full"})
     recipe = digits.model_copy(update={"data": data})
     pool = CardPool(tmp_path / "shards", recipe, torch.device("cuda", 0))
     with (

@@ -72,6 +72,16 @@ def visible_devices(devices: str | None, present: int) -> list[str]:
     return list(takewhile(lambda name: name.startswith(_UUIDS) or (name.isdecimal() and int(name) < present), named))
 
 
+def only_gpu() -> str | None:
+    """The UUID of the one whole GPU of NVIDIA's that this process sees; None if that is not known, or not so."""
+    with opened_nvml() as nvml, contextlib.suppress(Exception):
+        names = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), nvml.nvmlDeviceGetCount() if nvml else 0)
+        if len(names) == 1 and names[0].isdecimal():
+            return str(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(int(names[0]))))
+        return names[0] if len(names) == 1 and names[0].startswith("GPU-") else None
+    return None
+
+
 def smallest_memory() -> int | None:
     """The bytes of this host's GPU with the least memory; None without a GPU, or where one does not say.
 

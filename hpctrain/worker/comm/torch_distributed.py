@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hpctrain.common.cluster.gpus import gpu_of, require_shareable, sharing_variables
+from hpctrain.common.cluster.gpus import gpu_of, only_gpu, require_shareable, sharing_variables
 from hpctrain.common.cluster.launcher import TORCHRUN_MARK
 from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
@@ -274,7 +274,11 @@ def _take_gpu(comm: TorchDistributedCommunicator) -> None:
     Where they are to share them, NCCL is told so before its first collective makes it connect the ranks.
     """
     gpus, shared = torch.cuda.device_count(), bool(SHARE_GPUS.read())
-    hosts = comm.allgather_object((comm.host, comm.local_size, gpus))
+    seen = {gpu for host, gpu in comm.allgather_object((comm.host, only_gpu())) if host == comm.host and gpu}
+    # A batch system may give each rank a GPU that it alone sees.
+    apart = len(seen) == comm.local_size and not shared
+    local_rank, local_size = (0, 1) if apart else (comm.local_rank, comm.local_size)
+    hosts = comm.allgather_object((comm.host, local_size, gpus))
     if shared:
         require_shareable(hosts)
         for name, value in sharing_variables(comm.rank, comm.host).items():
@@ -290,7 +294,7 @@ def _take_gpu(comm: TorchDistributedCommunicator) -> None:
             ranks=ranks,
             gpus=gpus,
         )
-    own = gpu_of(comm.local_rank, comm.local_size, gpus, shared=shared)
+    own = gpu_of(local_rank, local_size, gpus, shared=shared)
     assert own is not None
     torch.cuda.set_device(own)
 

@@ -40,9 +40,7 @@ def by_nvjpeg(contents: Sequence[bytes | memoryview], device: torch.device) -> S
     from torchvision.io import ImageReadMode, decode_jpeg
 
     # PyTorch wants memory that can be written, such as that which workers share.
-    files = [
-        torch.frombuffer(bytearray(file) if isinstance(file, bytes) else file, dtype=torch.uint8) for file in contents
-    ]
+    files = [torch.frombuffer(bytearray(file) if type(file) is bytes else file, dtype=torch.uint8) for file in contents]
     decoded: list[torch.Tensor] = decode_jpeg(files, ImageReadMode.RGB, device)
     return decoded
 
@@ -99,10 +97,9 @@ class CardPool(WorkerPool):
         self._on_card = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def stream(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Generator[LoadedPiece]:
-        with (
-            ThreadPoolExecutor(1, "decoding", initializer=self._choose_card) as thread,
-            contextlib.closing(super().stream(decoder, split, pieces, epoch)) as read,
-        ):
+        unread = (LoadedPiece(indices=indices, images=None) for indices in pieces)
+        read = super().stream(decoder, split, pieces, epoch) if self._count else unread
+        with ThreadPoolExecutor(1, "decoding", initializer=self._choose_card) as thread, contextlib.closing(read):
             made: LoadedPiece | None = None
             for piece in read:
                 coming = thread.submit(self._made, decoder, split, piece, epoch)
@@ -112,10 +109,6 @@ class CardPool(WorkerPool):
                 made = self._taken(coming)
             if made:
                 yield made
-
-    def _here(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Generator[LoadedPiece]:
-        for indices in pieces:
-            yield LoadedPiece(indices=indices, images=None)
 
     def _choose_card(self) -> None:
         """A new thread uses the first GPU, of which each rank would take memory, where nothing else is said."""

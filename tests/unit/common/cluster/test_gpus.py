@@ -11,6 +11,7 @@ from hpctrain.common.cluster.gpu_models import buses, gpus
 from hpctrain.common.cluster.gpus import (
     fitting_backend,
     gpu_of,
+    only_gpu,
     own_gpu,
     require_shareable,
     sharing_variables,
@@ -30,6 +31,23 @@ def test_gpus_that_cuda_shows(monkeypatch: pytest.MonkeyPatch, devices: str | No
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 4)
     assert usable_gpus({} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}) == expected
     assert calls == ["init", "shutdown"]
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [("1", "GPU-1"), ("1,7", "GPU-1"), ("GPU-8a", "GPU-8a"), ("MIG-a", None), ("0,1", None), ("", None), (None, None)],
+)
+def test_the_only_gpu_of_a_rank(monkeypatch: pytest.MonkeyPatch, devices: str | None, expected: str | None) -> None:
+    for name in ("nvmlInit", "nvmlShutdown"):
+        monkeypatch.setattr(pynvml, name, lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 4)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", lambda handle: f"GPU-{handle}")
+    if devices is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
+    assert only_gpu() == expected
 
 
 def test_without_nvidias_driver_amds_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -108,18 +108,19 @@ def test_processes_read_what_the_card_decodes(folder):
 
 
 def test_a_piece_is_decoded_before_workers_use_its_memory_again(folder, monkeypatch):
+    """They do when the next piece is asked for."""
     pool = CardPool(folder, recipe(), CPU, by_simplejpeg)
-    make, read, made, unmade = pool._made, pool._here, [], []
+    make, made, unmade = pool._made, [], []
     monkeypatch.setattr(pool, "_made", lambda *arguments: made.append(make(*arguments)) or made[-1])
 
-    def read_further(*arguments):
-        for number, piece in enumerate(read(*arguments)):
+    def pieces():
+        for number in range(3):
             unmade.append(number - len(made))
-            yield piece
+            yield np.arange(number, number + 3)
 
-    monkeypatch.setattr(pool, "_here", read_further)
-    seen(folder, "train", recipe(), pool)
-    assert len(made) > 1 and set(unmade) == {0}
+    with contextlib.closing(ImageNet(folder, "train", recipe(), pool)) as source:
+        assert len(list(source.stream(pieces(), 2))) == 3
+    assert unmade == [0, 0, 0]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
