@@ -144,10 +144,9 @@ def test_meshes_equal_one_process(tmp_path, note, ranks):
 def test_pipelines_of_a_group_that_is_bound_to_its_device(tmp_path, note):
     """A script that passes ``device_id``: groups are split from one communicator, which messages share too."""
     cases = ["pp_1f1b", "pp_gpipe", "pp_interleaved_1f1b"]
-    program = str(ON_GPU.with_name("bound.py"))
-    arguments = (str(PARALLEL), str(tmp_path / "out"), f"{BACKEND}={','.join(cases)}")
-    limit = {"HPCTRAIN_TIMEOUT": str(_TIMEOUT)}
-    done = launch(tmp_path, "run", program, *start(2), "--", *arguments, seconds=200, status=None, **limit)
+    arguments = (str(tmp_path / "out"), f"{BACKEND}={','.join(cases)}")
+    limit = {"HPCTRAIN_TIMEOUT": str(_TIMEOUT), "BOUND": "1"}
+    done = launch(tmp_path, "run", str(PARALLEL), *start(2), "--", *arguments, seconds=200, status=None, **limit)
     rows = differences(tmp_path / "out", 2, cases)
     note(backend=BACKEND, cases=rows, status=done.returncode)
     assert done.returncode == 0 and len(rows) == len(cases), done.stdout
