@@ -81,8 +81,9 @@ def scale_gradients(gradients: Iterable[torch.Tensor], bound: float, norm: torch
     """
     # A norm of 0 gives infinity, clamped to 1; norm - norm is NaN for a norm that is not finite, else 0.
     scale = torch.clamp(bound / norm, max=1.0) + (norm - norm)
-    for gradient in gradients:
-        gradient.mul_(scale.to(gradient.device))
+    # One kernel for all of them, of which a pipeline's rank may have none.
+    if own := [local_tensor(each) for each in gradients]:
+        torch._foreach_mul_(own, scale.to(own[0].device))
 
 
 def _groups(model: nn.Module, factors: Mapping[str, float]) -> list[dict[str, Any]]:

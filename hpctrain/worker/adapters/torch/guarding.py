@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -33,8 +33,9 @@ def guard_over(
 
     def not_finite() -> str:
         # A frozen one may be a mask of infinities.
-        own = ((name, part(tensor, slices)) for name, tensor, slices, _ in held if tensor.requires_grad)
-        return next((name for name, values in own if not torch.isfinite(values).all()), "")
+        own = [(name, part(tensor, slices)) for name, tensor, slices, _ in held if tensor.requires_grad]
+        finite = _read([torch.isfinite(values).all() for _, values in own])
+        return next((name for (name, _), each in zip(own, finite, strict=True) if not each), "")
 
     return Guard(
         comm,
@@ -88,16 +89,22 @@ def _setting(value: object) -> object:
 
 def checksums(tensors: Iterable[torch.Tensor]) -> Checksums:
     """One integer per tensor: its hash (XXH3), on a GPU the sum of its bits. One flipped bit changes either."""
-    return np.array([_checksum(tensor.detach().contiguous().view(-1)) for tensor in tensors], dtype=np.int64)
+    return np.array(_read([_checksum(tensor.detach().contiguous().view(-1)) for tensor in tensors]), dtype=np.int64)
 
 
-def _checksum(flat: torch.Tensor) -> int:
+def _read(numbers: Sequence[torch.Tensor]) -> list[int]:
+    """Single numbers, read together: on a GPU each reading waits until it has done what it was given."""
+    return torch.stack([each.to(numbers[0].device) for each in numbers]).tolist() if numbers else []
+
+
+def _checksum(flat: torch.Tensor) -> torch.Tensor:
     if flat.device.type == "cpu":
         # The hash is as fast as the memory, and four times as fast as a sum of 32-bit words. A sum of 64-bit words is
         # no alternative: two flipped top bits cancel in it.
-        return xxhash.xxh3_64_intdigest(flat.view(torch.uint8).numpy().data) - (1 << 63)
+        digest = xxhash.xxh3_64_intdigest(flat.view(torch.uint8).numpy().data) - (1 << 63)
+        return torch.tensor(digest, device="cpu")
     words = flat.view(torch.int32) if flat.element_size() % 4 == 0 else flat.view(torch.uint8)
-    return int(words.sum(dtype=torch.int64))
+    return words.sum(dtype=torch.int64)
 
 
 def values_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -14,6 +14,7 @@ import torch
 from hpctrain.worker.train import keras_rules
 from hpctrain.worker.train.torch_rules import scale_gradients, total_norm
 from support.optimizer_runs import START, keras_in_float64, settings
+from support.torch_operations import Operations
 
 
 def in_torch(gradients, bound):
@@ -59,3 +60,14 @@ def test_gradients_of_zero_stay_and_infinite_ones_are_not_made_finite():
     assert not any(each.any() for each in in_torch([np.zeros(3), np.zeros((2, 2))], 0.1))
     assert not in_keras([0.0, 0.0], 0.1).any()
     assert np.isnan(in_torch([np.array([np.inf, 1.0])], 0.1)[0]).all()
+
+
+def test_clipping_is_as_many_operations_for_any_number_of_gradients():
+    def given(count):
+        gradients = [torch.ones(3) for _ in range(count)]
+        with Operations() as operations:
+            scale_gradients(gradients, 1.0, torch.tensor(5.0))
+        assert all(torch.equal(each, torch.full((3,), 0.2)) for each in gradients)
+        return operations.count
+
+    assert given(1) == given(40) and given(0) < given(1)

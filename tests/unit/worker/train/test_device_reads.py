@@ -10,10 +10,12 @@ import pytest
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data.samples import Samples
 from support.digits_recipes import digits_recipe
+from support.refusals import refused
 
 torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+from hpctrain.worker.adapters.torch.guarding import guard_over  # noqa: E402
 from hpctrain.worker.train.torch_trainer import TorchTrainer  # noqa: E402
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -75,3 +77,15 @@ def test_a_step_reads_its_losses_and_the_norm_of_its_gradients_at_once(
         once = reads(patch, optimizer, precision, 1)
     with monkeypatch.context() as patch:
         assert (once, reads(patch, optimizer, precision, 4)) == (1, 1)
+
+
+def test_a_guard_reads_once_whether_all_parameters_are_finite(monkeypatch: pytest.MonkeyPatch):
+    model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(5)))
+    guard = guard_over(SingleCommunicator("test"), model.named_parameters(), every=1)
+    with monkeypatch.context() as patch, Reads(patch) as counted:
+        guard.step_done()
+        assert counted.count == 1
+    with torch.no_grad():
+        model[3].bias[1] = torch.inf
+    with refused("HT-parameters-not-finite", name="3.bias"):
+        guard.require_finite()

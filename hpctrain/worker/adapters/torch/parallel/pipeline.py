@@ -321,7 +321,7 @@ class Pipeline:
     def _sample(self) -> torch.Tensor | None:
         """A few numbers of each gradient, which clipping by a norm would change. Version counters do not show that."""
         gradients = (getattr(each.grad, "_local_tensor", each.grad) for _, each in self.named_parameters())
-        numbers = [each.detach().flatten()[:_SAMPLED].double() for each in gradients if each is not None]
+        numbers = [each.detach().flatten()[:_SAMPLED] for each in gradients if each is not None]
         return torch.cat(numbers).nan_to_num() if numbers else None
 
     def _check_ended(self) -> None:
