@@ -11,10 +11,12 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import all_gather_single_coalesced
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.utils._pytree import tree_map_only
 
+from hpctrain.common.bucket_groups import BUCKET_BYTES, BucketMember, group
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.backward_passes import BackwardPasses, watch_gradients
 from hpctrain.worker.adapters.torch.optimizer_contents import (
@@ -233,6 +235,10 @@ class _Shared:
         size, offset = Shard.local_shard_size_and_offset(flat.shape[0], self._mesh.size(), self._mesh.get_local_rank())
         return flat[offset : offset + size] if size else flat[:0]
 
+    def _padded(self, part: nn.Parameter) -> torch.Tensor:
+        """This rank's rows, as many as those of the first rank."""
+        return Shard(0)._maybe_pad_tensor(local_tensor(part), len(part), self._mesh.size())
+
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if self._outer not in (None, optimizer):
             return None
@@ -285,9 +291,15 @@ class _Shared:
 
     @torch.no_grad()
     def _give_parameters(self, *, changed_only: bool = False) -> None:
-        for part, parameter in self._parts:
-            if part.requires_grad:
-                whole = cast(DTensor, part).full_tensor().view(parameter.shape)
+        trained = [(part, parameter) for part, parameter in self._parts if part.requires_grad]
+        members = [BucketMember(nbytes=parameter.nbytes, kind=parameter.device) for _, parameter in trained]
+        # One message for many parameters, but not for all, which would take the memory of another model.
+        for bucket in group(members, BUCKET_BYTES, in_place=False, compressed=False):
+            together = [trained[number] for number in bucket.members]
+            # As bytes, so that types may differ.
+            own = [self._padded(part).view(torch.uint8) for part, _ in together]
+            for (part, parameter), rows in zip(together, all_gather_single_coalesced(own, self._mesh), strict=True):
+                whole = rows.view(parameter.dtype)[: len(part)].view(parameter.shape)
                 if not changed_only or not torch.equal(whole, parameter):
                     parameter.copy_(whole)
         self.drop_gradients()
