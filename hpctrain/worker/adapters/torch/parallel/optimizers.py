@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType, SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.utils._pytree import tree_map_only
 
-from hpctrain.common.bucket_groups import BUCKET_BYTES, BucketMember, group
+from hpctrain.common.bucket_groups import BUCKET_BYTES, BucketMember
+from hpctrain.common.bucket_groups import group as together
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.backward_passes import BackwardPasses, watch_gradients
 from hpctrain.worker.adapters.torch.optimizer_contents import (
@@ -294,11 +295,11 @@ class _Shared:
         trained = [(part, parameter) for part, parameter in self._parts if part.requires_grad]
         members = [BucketMember(nbytes=parameter.nbytes, kind=parameter.device) for _, parameter in trained]
         # One message for many parameters, but not for all, which would take the memory of another model.
-        for bucket in group(members, BUCKET_BYTES, in_place=False, compressed=False):
-            together = [trained[number] for number in bucket.members]
+        for bucket in together(members, BUCKET_BYTES, in_place=False, compressed=False):
+            own = [trained[number] for number in bucket.members]
             # As bytes, so that types may differ.
-            own = [self._padded(part).view(torch.uint8) for part, _ in together]
-            for (part, parameter), rows in zip(together, all_gather_single_coalesced(own, self._mesh), strict=True):
+            sent = [self._padded(part).view(torch.uint8) for part, _ in own]
+            for (part, parameter), rows in zip(own, all_gather_single_coalesced(sent, self._mesh), strict=True):
                 whole = rows.view(parameter.dtype)[: len(part)].view(parameter.shape)
                 if not changed_only or not torch.equal(whole, parameter):
                     parameter.copy_(whole)
