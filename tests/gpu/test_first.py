@@ -53,12 +53,13 @@ def test_chunks_of_the_loss(tmp_path, note, micro_batch):
     speed(tmp_path, note, "gpt2-124m", *changes, variants=variants, seconds=110)
 
 
-def test_graphs_of_a_residual_network(tmp_path, note):
-    """ResNet-50, and what of it should be compiled: each block, as it is, or the whole. 210 seconds."""
-    batch, toy = (256, ()) if GPUS else (8, _TOY_IMAGES)
+@pytest.mark.parametrize(("batch", "variant", "seconds"), [(256, "one graph", 150), (32, "CUDA graphs", 130)])
+def test_graphs_of_a_residual_network(tmp_path, note, batch, variant, seconds):
+    """ResNet-50: whether to compile each block, as it is, or the whole; and whether to replay what few images need."""
+    batch, toy = (batch, ()) if GPUS else (8, _TOY_IMAGES)
     changes = ("data.path=/none", "precision=bf16", "compile=on", f"batch.per_rank={batch}", *toy)
-    variants = ("kernels for any size", "one graph") if GPUS else ()
-    speed(tmp_path, note, "goyal2017", *changes, f"batch.micro_batch={batch}", variants=variants, seconds=210)
+    variants = (variant,) if GPUS else ()
+    speed(tmp_path, note, "goyal2017", *changes, f"batch.micro_batch={batch}", variants=variants, seconds=seconds)
 
 
 @pytest.mark.parametrize("decode", ["full", "gpu"])
