@@ -11,7 +11,7 @@ class Operations(TorchDispatchMode):
     """Counts operations that compute something. Views are no work for a GPU; one on a list of tensors counts once."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
