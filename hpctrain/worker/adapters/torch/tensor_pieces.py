@@ -53,10 +53,8 @@ def fill(tensor: torch.Tensor, state: Mapping[str, NDArray[Any]], name: str) -> 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a tensor; a plain one is its own."""
-    if not is_dtensor(tensor):
-        return tensor
-    with torch.no_grad():
-        return tensor.to_local()
+    # As to_local() without a graph, which takes 13 microseconds: a step asks for each parameter several times.
+    return tensor._local_tensor if is_dtensor(tensor) else tensor
 
 
 def laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

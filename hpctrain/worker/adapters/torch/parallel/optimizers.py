@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -219,17 +219,14 @@ class _Shared:
         watch_gradients((whole for _, whole in self._parts), passes.reached)
 
     def _part(self, parameter: nn.Parameter) -> nn.Parameter:
-        part = nn.Parameter(self._divided(parameter.detach()), requires_grad=parameter.requires_grad)
+        """A DTensor whose local part is a view of this rank's rows of a parameter."""
+        whole = parameter.detach() if parameter.dim() else parameter.detach().view(1)
+        rows, shape, stride = self._rows(whole), whole.shape, whole.stride()
+        divided = DTensor.from_local(rows, self._mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+        part = nn.Parameter(divided, requires_grad=parameter.requires_grad)
         self._parts.append((part, parameter))
         part._hpctrain_whole = parameter  # type: ignore[attr-defined]
         return part
-
-    def _divided(self, tensor: torch.Tensor) -> DTensor:
-        """A DTensor whose local part is a view of this rank's rows."""
-        flat = tensor if tensor.dim() else tensor.view(1)
-        return DTensor.from_local(
-            self._rows(tensor), self._mesh, [Shard(0)], run_check=False, shape=flat.shape, stride=flat.stride()
-        )
 
     def _rows(self, tensor: torch.Tensor) -> torch.Tensor:
         flat = tensor if tensor.dim() else tensor.view(1)
@@ -283,7 +280,9 @@ class _Shared:
             if parameter.grad is None:
                 part.grad = None
             elif part.grad is None or local_tensor(part.grad).data_ptr() != self._rows(parameter.grad).data_ptr():
-                part.grad = self._divided(parameter.grad)
+                # In each step: from_local(), which looks at more, takes 150 microseconds.
+                spec = cast(DTensor, part)._spec
+                part.grad = DTensor(self._rows(parameter.grad), spec, requires_grad=False)
 
     def drop_gradients(self) -> None:
         """Drop the parts' gradients, which are views of the whole ones."""
