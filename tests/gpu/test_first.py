@@ -53,7 +53,7 @@ def test_chunks_of_the_loss(tmp_path, note, micro_batch):
     speed(tmp_path, note, "gpt2-124m", *changes, variants=variants, seconds=110)
 
 
-@pytest.mark.parametrize(("batch", "variant", "seconds"), [(256, "one graph", 150), (32, "CUDA graphs", 130)])
+@pytest.mark.parametrize(("batch", "variant", "seconds"), [(256, "one graph", 140), (32, "CUDA graphs", 120)])
 def test_graphs_of_a_residual_network(tmp_path, note, batch, variant, seconds):
     """ResNet-50: whether to compile each block, as it is, or the whole; and whether to replay what few images need."""
     batch, toy = (batch, ()) if GPUS else (8, _TOY_IMAGES)
