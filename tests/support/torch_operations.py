@@ -8,18 +8,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Operations(TorchDispatchMode):
-    """Counts operations that compute something. Views are no work for a GPU; one on a list of tensors counts once.
-
-    Attributes:
-        types: the classes of tensors that were given, other than PyTorch's own.
-    """
+    """Counts operations that compute something. Views are no work for a GPU; one on a list of tensors counts once."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
-        self.types: set[type] = set()
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += not operation.is_view
-        self.types.update(types)
         return operation(*args, **kwargs or {})

@@ -41,9 +41,10 @@ def make_optimizer(settings: Optimizer, model: nn.Module, *, divided: bool = Fal
     decayed = _decayed(settings, groups)
     rate, epsilon = settings.learning_rate, settings.divisor_epsilon
     match settings.name:
-        case "adam" | "adamw":
-            decoupled = settings.name == "adamw"
-            return _Adam(decayed, rate, settings.betas, epsilon, fused=True, decoupled_weight_decay=decoupled)
+        case "adam":
+            return torch.optim.Adam(decayed, rate, betas=settings.betas, eps=epsilon, fused=True)
+        case "adamw":
+            return torch.optim.AdamW(decayed, rate, betas=settings.betas, eps=epsilon, fused=True)
         case "sgd" if not settings.rate_in_momentum:
             fused = None if divided else True  # PyTorch has no fused SGD of DTensors.
             return torch.optim.SGD(decayed, rate, momentum=settings.momentum, nesterov=settings.nesterov, fused=fused)
@@ -205,20 +206,6 @@ class TorchRuleOptimizer(torch.optim.Optimizer):
             # A state that was loaded may be laid out as the parameter was when it was saved.
             value = state[name] = laid_out(value, local_tensor(parameter))
         return value
-
-
-class _Adam(torch.optim.Adam):
-    """PyTorch's, which updates this rank's parts of divided parameters as plain tensors.
-
-    PyTorch's kernels of DTensors take twice as long to start, while a GPU has nothing else to do.
-    """
-
-    def _init_group(self, group: Any, parameters: Tensors, gradients: Tensors, *lists: Tensors) -> Any:
-        is_complex = super()._init_group(group, parameters, gradients, *lists)  # type: ignore[no-untyped-call]
-        gradients[:] = map(_gradient, parameters)
-        for each in (parameters, *lists):
-            each[:] = map(local_tensor, each)
-        return is_complex
 
 
 def _together(parameters: Iterable[torch.Tensor]) -> Iterator[Tensors]:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 
-from hpctrain.common.recipes.optimizers import Optimizer
-from support import needs
-
 torch = pytest.importorskip("torch")
 from torch import distributed as dist  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor  # noqa: E402
 from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
 
 from hpctrain.worker.adapters.torch.parallel import optimizers  # noqa: E402
 from hpctrain.worker.adapters.torch.parallel.pipeline import Pipeline  # noqa: E402
 from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
-from hpctrain.worker.train.torch_rules import make_optimizer  # noqa: E402
+from support import needs  # noqa: E402
 from support.torch_operations import Operations  # noqa: E402
 
 
@@ -71,24 +66,3 @@ def test_zero_1_gathers_many_parameters_by_one_message(
         optimizer.step()
     assert sent.get_total_counts() == messages
     assert [each.tolist() for each in own] == [[[0.5] * 2] * 3] * 10 + [0.75]
-
-
-@needs.pytorch_2_13
-def test_adam_of_a_recipe_starts_no_operation_of_dtensors(alone: None) -> None:
-    """A divided parameter has the bits of a whole one then."""
-    rule = Optimizer(name="adamw", learning_rate=0.1, weight_decay=0.1)
-    own = torch.nn.Linear(3, 2)
-    divided = copy.deepcopy(own)
-    for name, each in list(divided.named_parameters()):
-        placed = distribute_tensor(each.detach(), init_device_mesh("cpu", (1,)), [Shard(0)])
-        setattr(divided, name, torch.nn.Parameter(placed))
-    for model in (own, divided):
-        optimizer = make_optimizer(rule, model, divided=model is divided)
-        for step in range(3):
-            for each in model.parameters():
-                each.grad = torch.full_like(each, step + 0.5)
-            with Operations() as given:
-                optimizer.step()
-        assert DTensor not in given.types and given.count
-    for plain, part in zip(own.parameters(), divided.parameters(), strict=True):
-        assert torch.equal(plain, part.to_local())
