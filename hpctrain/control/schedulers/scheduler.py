@@ -93,6 +93,14 @@ class Submitted:
 class Scheduler(ABC):
     """Where jobs run."""
 
+    def discover(self, partition: str | None) -> Cluster:
+        """The cluster at hand, for which the default scheduler alone is asked.
+
+        Raises:
+            HpctrainError: it cannot be found out.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def describe(self, order: Order, say: Say) -> str:
         """The text of what :meth:`submit` would submit, which other programs read. Writes nothing.
@@ -174,16 +182,14 @@ def scheduler(name: str) -> Scheduler:
 
 
 def find_cluster(name: str, partition: str | None) -> Cluster:
-    """The cluster of a profile's name or file, or the one at hand for ``auto``, which is Slurm's.
+    """The cluster of a profile's name or file, or the one at hand for ``auto``.
 
     Raises:
         HpctrainError: there is no such profile, or nothing to discover.
     """
     if name != "auto":
         return Cluster(profile=load_profile(name))
-    from hpctrain.control.schedulers.slurm.discover import discover
-
-    return discover(partition)
+    return scheduler(DEFAULT).discover(partition)
 
 
 def schedulers() -> list[Scheduler]:

@@ -17,7 +17,7 @@ from hpctrain.control.schedulers.job_request import SETTINGS, JobRequest, JobSet
 from hpctrain.control.schedulers.job_script import ScriptScheduler, render
 from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.profile import ClusterProfile
-from hpctrain.control.schedulers.scheduler import Order
+from hpctrain.control.schedulers.scheduler import Cluster, Order
 from hpctrain.control.schedulers.slurm.queue import job_states
 
 # sacct marks an unknown number by one of the two largest values of 64 bits.
@@ -31,6 +31,11 @@ class Slurm(ScriptScheduler):
 
     ends = "scancel"
     terse = ("--parsable",)
+
+    def discover(self, partition: str | None) -> Cluster:
+        from hpctrain.control.schedulers.slurm.discover import discover
+
+        return discover(partition)
 
     def script(self, order: Order, plan: Plan, directory: Path) -> str:
         start = order.training.start

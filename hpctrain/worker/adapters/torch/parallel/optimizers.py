@@ -11,7 +11,6 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._functional_collectives import all_gather_single_coalesced
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.utils._pytree import tree_map_only
@@ -291,6 +290,9 @@ class _Shared:
 
     @torch.no_grad()
     def _give_parameters(self, *, changed_only: bool = False) -> None:
+        # PyTorch 2.13 is the first that has it; earlier ones refuse meshes where they are made.
+        from torch.distributed._functional_collectives import all_gather_single_coalesced
+
         trained = [(part, parameter) for part, parameter in self._parts if part.requires_grad]
         members = [BucketMember(nbytes=parameter.nbytes, kind=parameter.device) for _, parameter in trained]
         # One message for many parameters, but not for all, which would take the memory of another model.
