@@ -1,8 +1,10 @@
-"""Times what hpctrain's training loop adds to a step: what it does in each, and the guard's check every few steps.
+"""Times what hpctrain's training loop adds to a step: what it does in each, and the guard's check and the comparison of
+the ranks' times every few steps.
 
 ``hpctrain run benchmarks/supervision.py -np 2 --backend mpi -- convnet 30 16``: the network of ``hpctrain bench step``,
 rounds, and samples for each rank. Rank 0 prints a row of JSON for each: ``variant``, ``median_s``, and
-``ratio_to_limit`` (a step without communication). The guard's share is that of one step.
+``ratio_to_limit`` (a step without communication). What is done every few steps has its share of one step. On three
+hosts or more the comparison measures links.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from hpctrain.worker.bench.in_turn import Call, TimedGroup, time_in_turn
 from hpctrain.worker.bench.step import alone, sgd
 from hpctrain.worker.bench.workloads import workload
 from hpctrain.worker.comm.base import Communicator
+from hpctrain.worker.comm.rank_times import RankTimes
 from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.non_finite import NonFiniteWatch
 from hpctrain.worker.train.trainer import Trainer
@@ -40,6 +43,9 @@ from hpctrain.worker.train.trainer import Trainer
 # The size of the global batch whose checksum is in the event of each step.
 _GLOBAL_BATCH = 256
 _EACH, _CHECK = "supervision", "guard's check"
+_COUNTS, _COMPARES = "counting of a rank's times", "comparison of the ranks' times"
+# More than the reductions of a step here, each of which is waited for.
+_WAITS = 16
 
 
 def loop_overhead(
@@ -85,16 +91,40 @@ def loop_overhead(
     return {_EACH: each, _CHECK: guard_of(optimizer).check}
 
 
+def search_for_slow_ranks(comm: Communicator) -> dict[str, Call]:
+    """What finding slow ranks adds to each step, and the comparison, which is made every few steps."""
+    times = RankTimes()
+
+    def count() -> None:
+        with times.reads():
+            pass
+        for _ in range(_WAITS):
+            with times.waits():
+                pass
+        times.step_done()
+
+    def compare() -> None:
+        # Half of each step is spent in messages, so that links are measured.
+        times._steps.extend([(1.0, 0.5, 0.0)] * GuardSettings().every)
+        times.slow_ranks(comm, 1)
+
+    return {_COUNTS: count, _COMPARES: compare}
+
+
 def main(model: str, rounds: str, batch: str) -> None:
     comm = ht.init("mpi")
     work = workload(model, batch=int(batch), image_size=64, rank=comm.rank)
     network, optimizer = ht.distribute(*_network(work.build()), comm=comm)
     work.step(network, optimizer)()
     with tempfile.TemporaryDirectory() as folder:
-        calls = {LIMIT: alone(work), **loop_overhead(network, optimizer, comm, Path(folder))}
+        calls = {
+            LIMIT: alone(work),
+            **loop_overhead(network, optimizer, comm, Path(folder)),
+            **search_for_slow_ranks(comm),
+        }
         seconds = time_in_turn(MPI.COMM_WORLD.Dup(), [TimedGroup(calls=calls)], rounds=int(rounds))
-    every = GuardSettings().every
-    seconds[_CHECK] = [check / every for check in seconds[_CHECK]]
+    for name in (_CHECK, _COMPARES):
+        seconds[name] = [each / GuardSettings().every for each in seconds[name]]
     for name, times in seconds.items() if comm.rank == 0 else ():
         row = {"variant": name, "median_s": statistics.median(times), "ratio_to_limit": ratio(seconds, name, LIMIT)}
         print(json.dumps(row))

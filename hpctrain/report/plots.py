@@ -16,9 +16,9 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from hpctrain.common.recipes.sections import Reported
-from hpctrain.common.run.events.kinds import LogEvent, StepEvent
+from hpctrain.common.run.events.kinds import LogEvent, SlowRankEvent, StepEvent
 from hpctrain.common.run.value_types import ratio
-from hpctrain.report.record import Record
+from hpctrain.report.record import Record, of_kind
 
 FloatArray = NDArray[np.float64]
 # The values of x and y, and how matplotlib draws them.
@@ -55,6 +55,7 @@ _STYLE: dict[Any, Any] = {
 _POINTS, _MARKED = 600, 30
 # Of larger numbers neither sums nor the ends of an axis are finite.
 _LARGEST = 1e290
+_NAMED = {"color": _SECOND, "label": "slow rank named", "linestyle": "", "marker": "^"}
 MOST_NAMES = 100
 """Of more values that a script logs, the first are drawn: each curve takes a tenth of a second."""
 
@@ -105,6 +106,9 @@ def curves(record: Record, reported: Reported | None) -> dict[str, str]:
     of_recipe = record.run is not None and record.run.epochs is not None
     logged = {} if of_recipe else {name: Means() for name in islice(sums.logged, MOST_NAMES)}
     loss, rate, speed = Means(), Means(), Means()
+    slow = [event.iteration for event in of_kind(record.events, SlowRankEvent)]
+    # At the steps after which slow ranks were named.
+    named: list[_Line] = [((slow, [0] * len(slow)), _NAMED)] if slow else []
     for event in record:
         if isinstance(event, StepEvent):
             loss.add(event.iteration, event.loss)
@@ -119,7 +123,7 @@ def curves(record: Record, reported: Reported | None) -> dict[str, str]:
         series = logged | {"Learning rate": rate, "Seconds a step": speed}
         marks = {name: "." if len(means) < _MARKED else "" for name, means in series.items()}
         return {
-            name: _picture(name, [(means.points, {"marker": marks[name]})])
+            name: _picture(name, [(means.points, {"marker": marks[name]}), *(named if means is speed else [])])
             for name, means in series.items()
             if means.known
         }
@@ -129,7 +133,7 @@ def curves(record: Record, reported: Reported | None) -> dict[str, str]:
         pictures["Loss"] = _picture("Loss", [*losses, *_by_epoch(record, "test_loss", _SECOND, "test")])
         pictures["Learning rate"] = _picture("Learning rate", [(rate.points, {})], bottom=0)
         title = "Throughput, samples/s"
-        speeds = [_faint(speed, "each step"), *_by_epoch(record, "samples_per_s", _FIRST, "epoch")]
+        speeds = [_faint(speed, "each step"), *_by_epoch(record, "samples_per_s", _FIRST, "epoch"), *named]
         pictures[title] = _picture(title, speeds, bottom=0)
     if any(epoch.test_accuracy is not None for epoch in record.epochs):
         level = reported if reported and reported.metric == "test_accuracy" else None

@@ -17,7 +17,7 @@ from hpctrain.common.recipes.difference import flat, settings
 from hpctrain.common.recipes.keys import used_values
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event
-from hpctrain.common.run.events.kinds import EpochEvent, LogEvent, RunEvent, StartEvent, StepEvent
+from hpctrain.common.run.events.kinds import EpochEvent, LogEvent, RunEvent, SlowRankEvent, StartEvent, StepEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.value_types import ratio
 from hpctrain.common.secrets import is_secret
@@ -121,6 +121,8 @@ class Curves:
             case LogEvent():
                 self._iteration = event.iteration
                 return self._point_of(event, event.values)
+            case SlowRankEvent():
+                return self._point_of(event, {f"slow_rank/{event.rank}/{event.cause}": event.seconds})
         return None
 
     def _point_of(self, event: Event, values: Mapping[str, float | None]) -> Point | None:

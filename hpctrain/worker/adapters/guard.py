@@ -6,6 +6,7 @@ broadcast at the start or the hardware failed. A run that goes on after that tra
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -141,8 +142,10 @@ class Guard:
         if not self.apart and (self.steps == 1 or self.steps % self._every == 0):
             self.check()
             for event in run.times.slow_ranks(self._comm, self.steps) if self._comm.size > 1 else ():
-                if self._comm.rank == 0:
-                    reports.slow(event)
+                # What only tells of a run must not end it.
+                with contextlib.suppress(HpctrainError, OSError):
+                    if self._comm.rank == 0:
+                        reports.slow(event)
 
     def averaged(self) -> None:
         """Accept parameters that ranks trained apart and have averaged, and check if it is time. Collective then."""

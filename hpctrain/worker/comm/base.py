@@ -109,10 +109,11 @@ class Communicator(ABC):
         left: whether :func:`hpctrain.shutdown` has left the run.
         passes: how many backward passes this rank has begun, for messages; the adapter counts.
         in_host_memory: whether gradients are reduced in the CPU's memory only; hpctrain then keeps its models there.
+        measures_links: whether there is :meth:`seconds_of_message`, on the links over which gradients travel.
         strategy: the tf.distribute strategy of backends that are one.
     """
 
-    in_host_memory = False
+    in_host_memory = measures_links = False
     strategy: tf.distribute.Strategy | None = None
     mesh: Mesh | None = None
     backend: str
@@ -185,6 +186,10 @@ class Communicator(ABC):
     def agreement(self) -> Group:
         """All ranks as a group in which they agree while they draw batches, maybe in another thread."""
         return self.kept_group("agreeing on the batches of a loader")
+
+    def seconds_of_message(self, target: int, source: int, nbytes: int) -> float:
+        """Seconds until a message from rank ``source`` is here, while one leaves for ``target``; both call this too."""
+        raise NotImplementedError
 
     # The data plane.
 

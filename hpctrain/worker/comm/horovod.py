@@ -89,6 +89,8 @@ class HorovodCommunicator(MpiControl):
                     mpi_size=self.size,
                 )
             self._modules[framework] = module
+            # NCCL may send over other adapters than MPI.
+            self.measures_links = not module.nccl_built()
         return self._modules[framework]
 
 

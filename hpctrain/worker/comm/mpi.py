@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -62,6 +63,7 @@ class MpiControl(CheckedControl):
 
         super().__init__(reason)
         self._mpi = MPI
+        self.measures_links = True
         self.rank, self.size = world.Get_rank(), world.Get_size()
         self.timeout = Timeout(f"rank {self.rank} on {self.host}")
         # On a communicator of its own, messages cannot be mistaken for those of the user or of Horovod.
@@ -103,6 +105,15 @@ class MpiControl(CheckedControl):
         operation = {"min": self._mpi.MIN, "max": self._mpi.MAX}.get(reduction, self._mpi.SUM)
         self.timeout.finish(lambda: self._world.Iallreduce(array, received, op=operation), what)
         return received
+
+    def seconds_of_message(self, target: int, source: int, nbytes: int) -> float:
+        sent, received = np.ones((2, nbytes), np.uint8)
+        begin = time.perf_counter()
+        under_way = [self._world.Irecv(received, source), self._world.Isend(sent, target)]
+        self.timeout.wait(under_way[0].Test, "measuring links", keep=under_way)
+        seconds = time.perf_counter() - begin
+        self.timeout.wait(under_way[1].Test, "measuring links", keep=under_way)
+        return seconds
 
     def group(self, size: int | None = None, what: str = SUMMING) -> MpiGroup:
         self._meet(f"groups of {size or self.size} ranks", "forming groups of ranks")

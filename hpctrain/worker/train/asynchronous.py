@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hpctrain.common.recipes.sync import Sync
 from hpctrain.common.run.events.kinds import StepEvent
 from hpctrain.worker.comm.parameter_server import ParameterServer
+from hpctrain.worker.comm.rank_run import run
 from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.data.sampling import Indices
 from hpctrain.worker.train.feed import SamplesAhead
@@ -165,9 +166,10 @@ class AsynchronousLoop(Loop):
                 part = taken.popleft()
                 self._server.begin_step(part.number)
                 self._seen, self._iteration = part.first, before + part.batch
+                read_before = run.times.samples
                 own = SamplesAhead(itertools.chain([samples], stream), lambda samples: samples)
                 losses[part.number] = self._compute(part, own)
-                recorded.data_seconds += own.seconds
+                recorded.data_seconds += run.times.samples - read_before
                 if len(losses) % self._recipe.sync.every == 0:
                     self._exchange(rule, recorded)
                 self._iteration += 1

@@ -96,16 +96,12 @@ class SamplesAhead:
 
     Args:
         place: begins to bring samples to where they are computed on, as they are valid only until the next ones.
-
-    Attributes:
-        seconds: how long it waited for samples; set it to 0 where a step begins.
     """
 
     def __init__(self, stream: Iterator[Samples], place: Callable[[Samples], Samples]) -> None:
         self._placed = map(place, stream)
         self._fetched: list[Samples] = []
         self._failed: Exception | None = None
-        self.seconds = 0.0
 
     def __iter__(self) -> Iterator[Samples]:
         return self
@@ -115,27 +111,18 @@ class SamplesAhead:
             raise self._failed
         if self._fetched:
             return self._fetched.pop()
-        with self._timed():
+        with run.times.reads():
             return next(self._placed)
 
     def fetch(self) -> None:
         """Take the next samples of the stream, if there are any, while a GPU computes; an error is raised later."""
         if self._fetched or self._failed:
             return
-        with self._timed():
+        with run.times.reads():
             try:
                 self._fetched.extend(itertools.islice(self._placed, 1))
             except Exception as error:
                 self._failed = error
-
-    @contextlib.contextmanager
-    def _timed(self) -> Iterator[None]:
-        before = run.times.samples
-        try:
-            with run.times.reads():
-                yield
-        finally:
-            self.seconds += run.times.samples - before
 
 
 def evaluate(trainer: Trainer, comm: Communicator, test: SampleSource, size: int, epoch: int) -> tuple[float, float]:

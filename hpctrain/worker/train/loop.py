@@ -19,6 +19,7 @@ from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import EndEvent, EpochEvent, StepEvent, StoppedEvent
 from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.comm import Communicator
+from hpctrain.worker.comm.rank_run import run
 from hpctrain.worker.data.mixing import MixedSamples
 from hpctrain.worker.data.samples import NO_LABEL, Samples, SampleSource
 from hpctrain.worker.data.sampling import Indices, batch_count
@@ -89,7 +90,7 @@ class Loop:
         self._seconds = 0.0
         self._run_begin = self._epoch_begin = time.perf_counter()
         self._begun: TrainingStep | None = None
-        self._ahead = SamplesAhead(iter(()), trainer.place)
+        self._read_before = 0.0  # seconds of waiting for samples before the step
 
     @property
     def iteration(self) -> int:
@@ -168,13 +169,13 @@ class Loop:
         """Train the remaining steps of the epoch; returns why the run was stopped."""
         batches = self._feed.batches(self._epoch, self._seen, self._recipe.global_batch)
         with contextlib.closing(self._train.stream(self._feed.pieces(batches), self._epoch)) as stream:
-            self._ahead = SamplesAhead(stream, self._trainer.place)
-            self._trainer.meanwhile = self._ahead.fetch
+            ahead = SamplesAhead(stream, self._trainer.place)
+            self._trainer.meanwhile = ahead.fetch
             for batch in batches:
                 if self._comm.size < self._recipe.fault_tolerance.min_ranks and self._recovery:
                     least = self._recipe.fault_tolerance.min_ranks
                     return f"ranks died, and {self._comm.size} are fewer than fault_tolerance.min_ranks={least}"
-                if self._step(batch, self._ahead):
+                if self._step(batch, ahead):
                     return self._asked() or "asked on another rank"
                 self._checkpoints.record_written()
                 every = self._recipe.checkpoints.every_steps
@@ -256,7 +257,7 @@ class Loop:
             order=zlib.crc32(batch.astype("<i8").tobytes()),
         )
         count, scale = self._feed.count(batch), data_place(self._comm).ranks / len(batch)
-        self._ahead.seconds = 0.0
+        self._read_before = run.times.samples
         parts, rate = self._completed(stream, self._feed.parts(batch), own.count), self._begun.learning_rate
         self._local.begin(self._steps / self._rate.iterations_per_epoch)
         self._trainer.average_weight = self._average
@@ -306,7 +307,7 @@ class Loop:
                 order=step.order,
                 seconds=now - step.begin,
                 communication_seconds=self._trainer.communication_seconds,
-                data_seconds=self._ahead.seconds,
+                data_seconds=run.times.samples - self._read_before,
             )
         )
         self._watch.check(self._iteration, self._epoch + 1, loss)

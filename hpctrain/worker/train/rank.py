@@ -191,12 +191,7 @@ def _report_stalls(directory: RunDirectory, record: RankRecord) -> None:
             _update(directory, record, **record_fields(describe(error)))
         end_job(error.exit_code)
 
-    def note_slow(event: SlowRankEvent) -> None:
-        # What only tells of a run must not end it.
-        with contextlib.suppress(HpctrainError, OSError):
-            note(event)
-
-    reports.record, reports.slow, reports.give_up = note, note_slow, give_up
+    reports.record, reports.slow, reports.give_up = note, note, give_up
 
 
 def _attempt(

@@ -17,6 +17,7 @@ from hpctrain.report.page import render
 from hpctrain.report.record import Record
 from hpctrain.report.status import read_status
 from hpctrain.report.summary import summarise
+from hpctrain.report.tracking.curves import Curves
 from support.report.written_runs import Line, recipe_plan, record_of, run_events, typed, write_run
 
 RECOVERED = {"iteration": 7, "recovery_seconds": 0.0321, "samples_affected": 1, "ranks": 3}
@@ -98,3 +99,16 @@ def test_status_report_and_summary(tmp_path: Path, capsys: pytest.CaptureFixture
     for line in LINES.values():
         assert f'<p class="note">{line}</p>' in page
     assert 'class="note failed"' not in page
+
+
+def test_a_slow_rank_is_in_the_status_the_report_its_plot_and_the_curves(tmp_path: Path, drawn: None) -> None:
+    slow = event("slow_rank", iteration=6, rank=1, host="n2", cause="link", seconds=0.02, usual=0.002)
+    run = write_run(tmp_path / "run", recipe_plan(), [start(1, 0), *run_events(2), slow])
+    status, _ = read_status(find_run(str(run.path)))
+    (line,) = status.stalls
+    page, without = (render(each) for each in (run, write_run(tmp_path / "other", recipe_plan(), run_events(2))))
+    assert line in page
+    assert ("slow rank named" in page, "slow rank named" in without) == (True, False)
+    point = Curves().point(typed(slow))
+    assert point is not None
+    assert point.values == {"slow_rank/1/link": 0.02}

@@ -266,21 +266,22 @@ class StallEvent(BaseEvent):
 
 
 class SlowRankEvent(_OfStep):
-    """A rank takes longer than the others, which wait for it in each step. Written by rank 0, once while it lasts."""
+    """A rank, or its host's link, takes longer than the others in each step. Written by rank 0, once while it lasts."""
 
     event: Literal["slow_rank"] = "slow_rank"
     rank: Count = Field(description="its number in the communicator")
     host: Text = Field(description="of that rank")
-    cause: Literal["computing", "samples"] = Field(description="what of it takes longer")
-    seconds: Seconds = Field(description="of a step, without the longest tenth of the steps")
-    usual: Seconds = Field(description="the same of the median rank")
+    cause: Literal["computing", "samples", "link"] = Field(description="what of it takes longer")
+    seconds: Seconds = Field(description="of a step, without the longest tenth of them; of a link, of 256 KiB over it")
+    usual: Seconds = Field(description="the same of the median rank or host")
 
     @property
     def text(self) -> str:
         """The event in words."""
+        taken = "a message over its link" if self.cause == "link" else f"a step for its {self.cause}"
         return (
             f"rank {self.rank} ({self.host}) is slower than the others since about step {self.iteration}: "
-            f"{self.seconds:.3g} s a step for its {self.cause}, where the median rank takes {self.usual:.3g} s"
+            f"{self.seconds:.3g} s {taken}, where the median is {self.usual:.3g} s"
         )
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hpctrain.worker.comm import rank_times
 from hpctrain.worker.comm.rank_times import RankTimes, slow_among
+from support.thread_ranks import ThreadCommunicator, on_ranks
 
 STEP = 1.0
 
@@ -16,11 +17,14 @@ STEP = 1.0
 class Others:
     """Three other ranks, whose steps take as long as this rank's: they compute 0.5 s of it and read for 0.1 s."""
 
-    rank, size, host = 2, 4, "n2"
+    rank, size, host, measures_links = 2, 4, "n2", False
 
     def allgather_object(self, own: tuple[str, tuple[float, ...]]) -> list[tuple[str, tuple[float, ...]]]:
-        host, times = own
-        return [own if rank == self.rank else (host, (0.5, 0.1, *times[2:])) for rank in range(self.size)]
+        _, times = own
+        return [
+            own if rank == self.rank else (f"n{rank}", (times[0], 0.5, 0.1, 0.0, *times[4:]))
+            for rank in range(self.size)
+        ]
 
 
 @pytest.fixture
@@ -70,6 +74,16 @@ def test_few_long_steps_do_not_make_a_rank_slow(clock):
         assert times.slow_ranks(ranks, 20) == []
 
 
+@pytest.mark.parametrize(("computing", "named"), [((0.8, 0.8), 1), ((0.3, 1.3), 0)])
+def test_a_rank_whose_steps_differ_by_more_than_the_ranks_do_is_not_named(clock, computing, named):
+    times, found = RankTimes(), []
+    for _ in range(3):
+        for each in computing * 10:
+            steps(times, clock, computing=each, samples=0.1, count=2)
+        found += times.slow_ranks(Others(), 20)
+    assert len(found) == named
+
+
 def test_waits_within_each_other_count_once_and_not_as_samples(clock):
     times = RankTimes()
     with times.reads():
@@ -87,7 +101,56 @@ OWN = st.lists(st.floats(1e-4, 10), min_size=2, max_size=9).map(np.array)
 @given(own=OWN, factor=st.floats(0.1, 10))
 def test_who_is_slow_depends_on_ratios_alone_and_is_never_the_faster_half(own, factor):
     step = float(own.max())
-    slow = slow_among(own, step)
-    assert slow_among(own * factor, step * factor) in (slow, slow_among(own * (1 + 1e-12), step))
+    slow = slow_among(own, least=step / 20)
+    assert slow_among(own * factor, least=step / 20 * factor) in (slow, slow_among(own * (1 + 1e-12), least=step / 20))
     assert all(own[rank] > sorted(own)[(len(own) - 1) // 2] for rank in slow)
-    assert slow_among(np.full_like(own, own[0]), step) == []
+    assert slow_among(np.full_like(own, own[0])) == []
+
+
+def named_links(slow: set[tuple[str, str]], hosts: str, *, computing: int | None = None) -> list[tuple[int, str]]:
+    """The ranks that are named, with their causes, where messages between some hosts take five times as long."""
+
+    class Linked(ThreadCommunicator):
+        def __init__(self, comm: ThreadCommunicator) -> None:
+            self.__dict__.update(comm.__dict__, host=hosts[comm.rank], measures_links=True)
+
+        def seconds_of_message(self, target: int, source: int, nbytes: int) -> float:
+            assert len({*hosts}) > 2, "two hosts cannot be compared"
+            return 0.005 if (hosts[source], self.host) in slow else 0.001
+
+    def work(comm: ThreadCommunicator) -> list[tuple[int, str]]:
+        own = RankTimes()
+        events = []
+        for _ in range(2):
+            own._steps.extend([(STEP, 0.8 if comm.rank == computing else 0.5, 0.0)] * 20)
+            events += own.slow_ranks(Linked(comm), 20)
+        return [(event.rank, event.cause) for event in events]
+
+    first, *others = on_ranks(len(hosts), work)
+    assert all(each == first for each in others)
+    return first
+
+
+@pytest.mark.parametrize("hosts", ["abc", "aabbcc", "abcd", "abcdef"])
+@pytest.mark.parametrize("ways", ["out", "in", "both"])
+def test_the_one_host_with_a_slow_link_is_named_whichever_way_is_slow(hosts: str, ways: str):
+    for host in sorted({*hosts}):
+        out, into = {(host, other) for other in hosts}, {(other, host) for other in hosts}
+        slow = {"out": out, "in": into, "both": out | into}[ways]
+        assert named_links(slow, hosts) == [(hosts.index(host), "link")]
+
+
+def test_no_host_is_named_for_one_path_nor_one_of_two_nor_for_its_link_where_it_computes_longer():
+    assert named_links({("a", "b")}, "abcd") == []
+    assert named_links({("a", "b"), ("b", "a")}, "ab") == []
+    slow = {("b", other) for other in "acd"}
+    assert named_links(slow, "abcd", computing=1) == [(1, "computing")]
+
+
+def test_links_are_not_measured_where_messages_take_little_of_a_step(clock):
+    times, ranks = RankTimes(), Others()
+    ranks.measures_links = True
+    for _ in range(2):
+        # This rank waits for nothing, and has no seconds_of_message.
+        steps(times, clock, computing=0.9, samples=0.1)
+        times.slow_ranks(ranks, 20)
