@@ -19,7 +19,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import matching, reading
 from hpctrain.common.files.printable import printable
 from hpctrain.common.run.directory import RunDirectory, read_model
-from hpctrain.common.run.events import parse_event
+from hpctrain.common.run.events.reader import LONGEST_LINE, parse_event
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.schedulers.run_jobs import find_run
 from hpctrain.control.supervision.follow import Tail
@@ -161,9 +161,9 @@ class _EventLines:
         self._console = Console(self._shown, self._shown)
 
     def lines(self) -> list[str]:
-        """New lines. An event that cannot be read is left out."""
+        """New lines. An event that cannot be read is left out; one longer than any ends them: a hole has any size."""
         with reading(self._tail.path, "the files in logs/ are what the ranks printed"):
-            while lines := self._tail.lines():
+            while (lines := self._tail.lines()) and len(lines[-1]) <= LONGEST_LINE:
                 for line in lines:
                     with contextlib.suppress(HpctrainError):
                         self._console.show(parse_event(line, str(self._tail.path)))

@@ -44,6 +44,17 @@ def test_a_log_that_is_none(tmp_path: Path) -> None:
     assert RankLogs(directory, None, 2**70)
 
 
+def test_a_hole_in_the_events_is_not_read_to_its_end(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.logs.mkdir()
+    directory.log(0).write_text("one\n")
+    with directory.events.open("wb") as events:
+        # Which takes no room on the disk, and hours to read.
+        events.truncate(2**42)
+    reader = RankLogs(directory, None, 1, epochs=True)
+    assert [list(reader.lines(last=True)) for _ in range(2)] == [["one"], []]
+
+
 def test_what_is_written_while_it_is_read_does_not_count(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     directory.logs.mkdir()
