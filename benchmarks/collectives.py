@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fat_tree import fat_tree
 from other_allreduces import halving_doubling, hierarchical, ring
 from sharing import overlapped_allreduce
 
 from hpctrain.control.predict.network import network_of, usual_hosts
 from hpctrain.control.topology.build import build_fabric, read_fabric
 from hpctrain.control.topology.fabric import Fabric, Ints
-from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.placement import rail_adapters, report
 from hpctrain.control.topology.readers import ibnetdiscover
 from hpctrain.control.topology.routes import (

@@ -25,6 +25,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
+from fat_tree import fat_tree
 
 from hpctrain.common.cluster.launch_files import open_mpi_hostfile
 from hpctrain.common.cluster.node_map import Slot
@@ -33,7 +34,6 @@ from hpctrain.common.recipes.mesh_traffic import ORDERS as MESH_ORDERS
 from hpctrain.common.recipes.mesh_traffic import LaidMesh
 from hpctrain.control.topology.build import read_fabric
 from hpctrain.control.topology.fabric import Fabric
-from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.mesh_flows import published_work
 from hpctrain.control.topology.mesh_layout import lay
 from hpctrain.control.topology.placement import PlacementReport, report

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fat_tree import fat_tree
 
 from hpctrain.control.topology.build import read_fabric
 from hpctrain.control.topology.fabric import Fabric
-from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.routes import Routes
 from hpctrain.control.topology.summary import leaf_oversubscription
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fat_tree import fat_tree
 
 from hpctrain.cli.main import main
 from hpctrain.common.run.plan import HostOptions, Start
 from hpctrain.control.planning.place_hosts import PlacedHosts
-from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.verify import End, Flow
 from support.golden import check_text
 from support.refusals import codes

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fat_tree import fat_tree
 
 from hpctrain.common.run.plan import HostOptions
 from hpctrain.control.hosts import arrange as arranging
 from hpctrain.control.hosts.arrange import FLAT, are_given, arrange, find_fabric
-from hpctrain.control.topology.fat_tree import fat_tree
 from support.golden import check_text
 from support.refusals import refused
 

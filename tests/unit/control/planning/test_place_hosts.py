@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fat_tree import fat_tree
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,6 @@ from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.planning.place_hosts import KnownFabric, PlacedHosts, place_hosts
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.topology.build import build_fabric
-from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.readers import ibnetdiscover, slurm
 from support.refusals import invalid, refused
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fat_tree import fat_tree
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.control.predict.network import Network, network_of, networks, stated_network, usual_hosts
 from hpctrain.control.topology.build import build_fabric, read_fabric
 from hpctrain.control.topology.fabric import Fabric
-from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.placement import rail_adapters
 from hpctrain.control.topology.readers import ibnetdiscover
 from hpctrain.control.topology.routes import Routes, double_tree, predict_allreduce, rail_rings
@@ -138,7 +138,7 @@ GROWTH = """
 from pathlib import Path
 from hpctrain.control.predict.network import networks
 from hpctrain.control.topology.build import build_fabric
-from hpctrain.control.topology.fat_tree import fat_tree
+from fat_tree import fat_tree
 from hpctrain.control.topology.readers import ibnetdiscover
 listing = fat_tree(hosts=512, rails=8, leaf_down=32, leaf_up=16, levels=3)
 found = networks(build_fabric(ibnetdiscover.read(listing, "generated")), [1 << bit for bit in range(10)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from fat_tree import fat_tree
 
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.control.predict.network import Hardware
@@ -14,7 +15,6 @@ from hpctrain.control.predict.transformers.language_prediction import AxisShares
 from hpctrain.control.predict.transformers.language_training import LanguageTraining
 from hpctrain.control.predict.transformers.layout import Layout
 from hpctrain.control.predict.transformers.model_sizes import named
-from hpctrain.control.topology.fat_tree import fat_tree
 
 NODE = Node(gpu="h100-sxm", local=8, engine="nccl")
 

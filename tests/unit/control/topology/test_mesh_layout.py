@@ -11,6 +11,7 @@ from pathlib import Path
 import networkx
 import numpy as np
 import pytest
+from fat_tree import fat_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,6 @@ from hpctrain.common.recipes.mesh import AXES, Axis, Mesh
 from hpctrain.common.recipes.mesh_traffic import MeshModel, MeshWork
 from hpctrain.control.topology.build import build_fabric, read_fabric
 from hpctrain.control.topology.fabric import Fabric
-from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.mesh_flows import mesh_flows
 from hpctrain.control.topology.mesh_layout import TORCH, MeshLayout, host_grid, lay, whole_runs
 from hpctrain.control.topology.placement import Rings, report

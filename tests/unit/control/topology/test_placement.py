@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fat_tree import fat_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.control.topology.build import build_fabric
 from hpctrain.control.topology.fabric import Fabric, Ints
-from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.placement import report
 from hpctrain.control.topology.readers import ibnetdiscover
 from hpctrain.control.topology.routes import MinHop, Routes

@@ -4,12 +4,12 @@ from itertools import pairwise
 import networkx as nx
 import numpy as np
 import pytest
+from fat_tree import fat_tree
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.control.topology.build import build_fabric
 from hpctrain.control.topology.fabric import NO_PORT, Fabric
-from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.readers import ibnetdiscover
 from hpctrain.control.topology.routes import Routes
 from support.refusals import refused

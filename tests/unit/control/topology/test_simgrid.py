@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fat_tree import fat_tree
 from other_allreduces import halving_doubling, ring
 
 from hpctrain.control.topology.build import build_fabric
-from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.placement import report
 from hpctrain.control.topology.readers import ibnetdiscover
 from hpctrain.control.topology.routes import Routes, predict_allreduce
