@@ -135,13 +135,12 @@ def test_hosts_without_the_usual_adapters_and_servers_take_no_part() -> None:
 
 
 GROWTH = """
+import sys
 from pathlib import Path
 from hpctrain.control.predict.network import networks
 from hpctrain.control.topology.build import build_fabric
-from fat_tree import fat_tree
 from hpctrain.control.topology.readers import ibnetdiscover
-listing = fat_tree(hosts=512, rails=8, leaf_down=32, leaf_up=16, levels=3)
-found = networks(build_fabric(ibnetdiscover.read(listing, "generated")), [1 << bit for bit in range(10)])
+found = networks(build_fabric(ibnetdiscover.read(sys.stdin.read(), "generated")), [1 << bit for bit in range(10)])
 assert [(each.hosts, each.rails) for each in found] == [(1 << bit, 8) for bit in range(10)]
 assert found[-1].ring_share == 1.0, "depth-first, one adapter a leaf"
 # Its own peak: ru_maxrss also counts the process that started it.
@@ -152,6 +151,8 @@ print(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 @pytest.mark.slow
 def test_all_numbers_of_512_hosts_with_8_adapters_take_little_memory() -> None:
     """In a process of its own, whose peak of memory is its own; it takes 60 MiB."""
-    done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, timeout=120, check=False)
+    listing = fat_tree(hosts=512, rails=8, leaf_down=32, leaf_up=16, levels=3)
+    command = [sys.executable, "-c", GROWTH]
+    done = subprocess.run(command, input=listing, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 1 << 20
