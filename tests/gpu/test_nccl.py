@@ -141,18 +141,6 @@ def test_meshes_equal_one_process(tmp_path, note, ranks):
     assert not [row for row in rows if not row["largest difference"] <= row["allowed"]]
 
 
-def test_pipelines_of_a_group_that_is_bound_to_its_device(tmp_path, note):
-    """A script that passes ``device_id``: groups are split from one communicator, which messages share too."""
-    cases = ["pp_1f1b", "pp_gpipe", "pp_interleaved_1f1b"]
-    arguments = (str(tmp_path / "out"), f"{BACKEND}={','.join(cases)}")
-    limit = {"HPCTRAIN_TIMEOUT": str(_TIMEOUT), "BOUND": "1"}
-    done = launch(tmp_path, "run", str(PARALLEL), *start(2), "--", *arguments, seconds=200, status=None, **limit)
-    rows = differences(tmp_path / "out", 2, cases)
-    note(backend=BACKEND, cases=rows, status=done.returncode)
-    assert done.returncode == 0 and len(rows) == len(cases), done.stdout
-    assert not [row for row in rows if not row["largest difference"] <= row["allowed"]]
-
-
 def test_a_divided_checkpoint_resumes_on_other_meshes(tmp_path, note):
     """dp_shard 2, then tp 2 x dp_shard 2 on four ranks, then tp 2: the losses of one process throughout."""
     plain = imported(OF_RANKS / "gpt.py")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hpctrain.common.settings import POD
 
@@ -25,10 +25,10 @@ LAUNCHER = r"auto|mpirun|torchrun|srun-[a-z0-9_]+"
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherClaim:
-    """A launcher's claim that it started ``size`` ranks, and that this one is ``rank``; equal to another's of this."""
+    """A launcher's claim that it started ``size`` ranks, and that this one is ``rank``."""
 
-    name: str = field(compare=False)
-    variable: str = field(compare=False)
+    name: str
+    variable: str
     rank: int
     size: int
 

@@ -19,7 +19,7 @@ from hpctrain.common.files.disk import nearest_existing, temporary_folder
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Start
 from hpctrain.common.settings import BACKEND
-from hpctrain.control.doctor.host_checks import check_host, import_of_torch, triton_after_tensorflow
+from hpctrain.control.doctor.host_checks import check_host, import_of_torch
 from hpctrain.control.doctor.host_facts import Host
 from hpctrain.control.doctor.rank_checks import (
     MeasuredAllreduce,
@@ -57,8 +57,7 @@ def diagnose(
         HpctrainError: hosts and ranks that do not fit, or no folder for what the ranks write.
     """
     if ranks is None and not are_given(options) and start == Start():
-        imports = (import_of_torch(), triton_after_tensorflow())
-        return failed_first([*without_ranks(), *imports, *check_host(Host(), run_directory)])
+        return failed_first([*without_ranks(), import_of_torch(), *check_host(Host(), run_directory)])
     arranged, warnings = arrange(options, this_machine().host, ranks)
     for warning in warnings:
         notice(f"warning: {warning}")

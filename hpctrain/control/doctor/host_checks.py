@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -166,26 +165,13 @@ def _room(name: str, folder: Path, remedy: str) -> Check:
 
 def import_of_torch() -> Check:
     """Each rank reads thousands of files to import PyTorch, and from a shared file system all ranks at once."""
-    archive = "put the environment on each node's own storage: docs/clusters.md, The environment as one archive"
-    return _import("import of torch", ("torch",), archive)
-
-
-def triton_after_tensorflow() -> Check:
-    """Triton 3.7.1 crashes after TensorFlow: PyTorch's optimizers import the one, and its SummaryWriter the other."""
-    order = "import triton ahead of tensorflow and torch.utils.tensorboard, or give each framework an environment"
-    return _import("triton after tensorflow", ("tensorflow", "triton"), order)
-
-
-def _import(name: str, modules: tuple[str, ...], remedy: str) -> Check:
-    """Import modules in this order in a Python of their own, which may crash."""
-    if absent := [module for module in modules if find_spec(module) is None]:
-        return skip(name, f"there is no {absent[0]} in this Python")
+    name = "import of torch"
+    if find_spec("torch") is None:
+        return skip(name, "there is no PyTorch in this Python")
     begin = time.perf_counter()
     try:
-        done = run_program(sys.executable, "-c", f"import {', '.join(modules)}", seconds=_IMPORT_LIMIT)
+        done = run_program(sys.executable, "-c", "import torch", seconds=_IMPORT_LIMIT)
         failed, found = done.returncode != 0, done.stderr.strip().rpartition("\n")[2]
-        if done.returncode < 0:
-            found = f"Python was ended by {signal.Signals(-done.returncode).name}"
     except HpctrainError as error:
         failed, found = True, error.message
     seconds = time.perf_counter() - begin
@@ -194,7 +180,7 @@ def _import(name: str, modules: tuple[str, ...], remedy: str) -> Check:
         found if failed else f"{seconds:.1f} s",
         failed=failed or seconds > _IMPORT_SECONDS,
         wanted=f"at most {_IMPORT_SECONDS:g} s",
-        remedy=remedy,
+        remedy="put the environment on each node's own storage: docs/clusters.md, The environment as one archive",
     )
 
 

@@ -20,7 +20,7 @@ from hpctrain.control.launchers.command import Command, Launcher, Srun, Torchrun
 from hpctrain.control.launchers.command_line import LaunchSite, launch_command, own_threads, settings_of
 
 _LIST_SECONDS = 20.0
-_WITHOUT_MPI = f"--launcher {SRUN_NONE} needs no MPI, with --backend gloo or nccl"
+_NEEDS_NO_MPI = f"--launcher {SRUN_NONE} needs no MPI, with --backend gloo or nccl"
 _STOP_INSTEAD = "--set fault_tolerance.lost_rank=stop ends the run resumably instead"
 
 
@@ -92,7 +92,7 @@ def _first_installed(environment: Mapping[str, str]) -> Launcher:
     raise HpctrainError(
         "HT-launcher-none-installed",
         "no launcher can start the ranks here:\n{tried}",
-        f"load the module of an MPI, or: pip install 'hpctrain[mpi]'; {_WITHOUT_MPI}",
+        f"load the module of an MPI, or: pip install 'hpctrain[mpi]'; {_NEEDS_NO_MPI}",
         tried="\n".join(f"{name}: {reason}" for name, reason in reasons.items()),
     )
 
@@ -188,7 +188,7 @@ def _named(name: str, environment: Mapping[str, str]) -> Launcher:
     if name != SRUN_NONE and srun.mpi not in (plugins := _plugins()):
         named = ", ".join(plugins) or "none"
         problem = f"this Slurm has no plugin {srun.mpi}; `srun --mpi=list` names {named}"
-        raise _unusable(problem, f"choose --launcher mpirun; {_WITHOUT_MPI}")
+        raise _unusable(problem, f"choose --launcher mpirun; {_NEEDS_NO_MPI}")
     return srun
 
 

@@ -219,7 +219,9 @@ class RunningJob:
         if failure is None:
             return None
         failure = with_memory(failure, socket.gethostname(), self._memory, group_memory())
-        if failure.code in BY_A_SIGNAL and not self._interrupts.received:
+        # Of another signal the kernel's want of memory is no cause.
+        killed = failure.code in BY_A_SIGNAL and (failure.code != "HT-rank-killed" or "(SIGKILL)" in failure.message)
+        if killed and not self._interrupts.received:
             failure = self._with_memory_elsewhere(failure)
         records = read_records(self._directory).values()
         known = failure.hint or failure.stopped or failure.lost_hosts

@@ -8,12 +8,13 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import psutil
 
 from hpctrain.common.cluster.gpus import fitting_backend, only_gpu, usable_gpus
-from hpctrain.common.cluster.launcher import TORCHRUN, LauncherClaim, detect
+from hpctrain.common.cluster.launcher import SRUN_NONE, TORCHRUN, TORCHRUN_MARK, LauncherClaim, detect
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import missing_extra
 from hpctrain.common.files.printable import shell_word
@@ -34,8 +35,13 @@ def require_own_place(claim: LauncherClaim) -> None:
     parent = process and process.parent_process()
     # While it imports the script, before it knows its parent.
     begins = process and getattr(process.current_process(), "_inheriting", False)
+    # Under srun without an MPI a rank has set torchrun's variables itself, which its parent's environment does not show.
+    renamed = os.environ.get(TORCHRUN_MARK, "").startswith(SRUN_NONE)
     with contextlib.suppress(psutil.Error):
-        if begins or (parent and detect(psutil.Process(parent.pid).environ()) == claim):
+        started = detect(psutil.Process(parent.pid).environ()) if parent else None
+        if started and renamed:
+            started = replace(started, name=claim.name, variable=claim.variable)
+        if begins or started == claim:
             raise HpctrainError(
                 "HT-call-in-child-process",
                 "ht.init() was called in process {pid}, which multiprocessing has started from rank "

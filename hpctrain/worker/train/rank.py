@@ -208,7 +208,7 @@ def _attempt(
         plan = read_model(directory.plan, Plan)
         bind_rank(plan, rank)
         record_steps(plan, directory, rank)
-        if plan.start.launcher == SRUN_NONE:
+        if plan.start.launcher == SRUN_NONE and plan.needs_launcher:
             join_without_mpi(plan, rank, port_of(directory.path))
         keep_dumps(directory)
         script = plan.script

@@ -9,7 +9,6 @@ The tests import this file and call :func:`reference`, which is plain PyTorch: n
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -437,9 +436,6 @@ if __name__ == "__main__":
         rank = ht.init(backend).rank
         # ht.init() has chosen the GPU that `cuda` means.
         DEVICE = torch.device("cuda" if backend == "nccl" else "cpu")
-        if "BOUND" in os.environ:
-            # Over Gloo what is asked for is ignored.
-            torch.distributed.init_process_group(device_id=torch.cuda.current_device() if backend == "nccl" else 0)
         results = {}
         for name in names.split(","):
             run = pipelined if CASES[name].schedule else distributed

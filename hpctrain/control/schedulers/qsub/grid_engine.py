@@ -67,9 +67,15 @@ class GridEngine(QsubScheduler):
 
     def _resources(self, request: JobRequest) -> Sequence[str]:
         """The requests for whole hosts and for memory, by the site's own names for them. Source: complex(5)."""
-        listed = run_program("qconf", "-sc", seconds=SECONDS).stdout.splitlines()
-        # Name, shortcut, type, relation, whether it can be requested and whether it is counted, default and urgency.
-        rows = [row for line in listed if len(row := line.split()) == 8 and row[4] in ("YES", "FORCED")]
+        listed = run_program("qconf", "-sc", seconds=SECONDS)
+        if listed.returncode != 0:
+            raise HpctrainError(
+                "HT-program-failed", "qconf failed: {reason}", exit_code=1, reason=listed.stderr.strip()
+            )
+        # Name, shortcut, type, relation, whether it can be requested and whether it is counted, default and urgency;
+        # some versions have more behind these.
+        rows = [row for line in listed.stdout.splitlines() if len(row := line.split()) >= 8]
+        rows = [row for row in rows if row[4] in ("YES", "FORCED")]
         lines = []
         if request.exclusive:
             if (whole := next((row[0] for row in rows if row[3] == "EXCL"), None)) is None:

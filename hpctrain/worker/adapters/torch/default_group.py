@@ -57,8 +57,6 @@ def init_process_group(original: Callable[..., None], *arguments: Any, **setting
     _script.backend = None if asked is None else str(asked)
     comm = current()
     comm.process_group()
-    if comm.backend == "nccl" and given.get("device_id") is not None:
-        _bind(torch.device(given["device_id"]))
     _record_steps(comm)
     if comm.backend == "mpi":
         _watch_training(comm)
@@ -73,17 +71,6 @@ def init_process_group(original: Callable[..., None], *arguments: Any, **setting
                 value=given[name],
                 found=found,
             )
-
-
-def _bind(device: torch.device) -> None:
-    """Do what ``device_id`` asks of PyTorch: NCCL connects all ranks now, and later groups are split from this one.
-
-    Only where a script asks: messages of a bound group wait for each other, and a group that only its own ranks make
-    waits for all others, so that scripts which PyTorch runs without ``device_id`` could hang.
-    """
-    default: Any = dist.group.WORLD
-    default.bound_device_id = device
-    default._get_backend(device).eager_connect_single_device(device)
 
 
 def get_backend(original: Callable[..., str], *arguments: Any, **settings: Any) -> dist.Backend:

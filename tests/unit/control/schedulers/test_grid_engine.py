@@ -39,5 +39,7 @@ def test_memory_of_a_host_by_what_the_site_counts(monkeypatch, rows, memory, lin
 
 def test_whole_hosts_where_the_site_has_them(monkeypatch):
     assert asked(monkeypatch, "excl x BOOL EXCL YES YES 0 0", memory=None, exclusive=True) == ["-l excl=true"]
+    # Altair's version lists whether it is affected by affinity, too.
+    assert asked(monkeypatch, "excl x BOOL EXCL YES YES 0 0 NO 0", memory=None, exclusive=True) == ["-l excl=true"]
     with refused("HT-option-not-usable-here", option="node.exclusive"):
         asked(monkeypatch, "arch a RESTRING == YES NO NONE 0", exclusive=True)

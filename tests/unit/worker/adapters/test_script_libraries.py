@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 
@@ -97,35 +97,6 @@ def test_a_fork_makes_a_group_of_its_own_if_it_says_how_many_there_are(monkeypat
     assert made == [(1, 2)]
     with refused("HT-call-in-child-process"):
         default_group.init_process_group(original, "gloo")
-
-
-@needs.pytorch
-@pytest.mark.parametrize(("backend", "bound"), [("nccl", True), ("gloo", False)])
-def test_a_group_is_bound_to_the_device_that_the_script_names(
-    monkeypatch: pytest.MonkeyPatch, backend: str, bound: bool
-) -> None:
-    import torch
-
-    from hpctrain.worker.adapters.torch import default_group
-
-    connected: list[torch.device] = []
-    nccl = SimpleNamespace(eager_connect_single_device=connected.append)
-    group = SimpleNamespace(bound_device_id=None, _get_backend=lambda device: nccl)
-    comm = SimpleNamespace(backend=backend, rank=0, size=2, process_group=lambda: None)
-    stub = SimpleNamespace(group=SimpleNamespace(WORLD=group), is_initialized=lambda: False)
-    monkeypatch.setattr(default_group, "dist", stub)
-    monkeypatch.setattr(default_group, "current", lambda: comm)
-    monkeypatch.setattr(default_group._script, "recorded", True)
-
-    def join(**settings: object) -> None:
-        monkeypatch.setattr(default_group._script, "joined", False)
-        default_group.init_process_group(torch.distributed.init_process_group, backend, **settings)
-
-    join()
-    assert group.bound_device_id is None and not connected
-    join(device_id=torch.device("cuda", 1))
-    expected = [torch.device("cuda", 1)] if bound else []
-    assert connected == expected and group.bound_device_id == (expected[0] if bound else None)
 
 
 def test_lightning_takes_from_the_run_what_a_script_leaves_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
