@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.plan import Plan, Script, Slots
+from hpctrain.common.run.plan import Plan, Script, Slots, Start
 from support.launching import Launch
 from support.small_disks import small_disk_at
 
 
-def run_rank(folder: Path, text: str, *arguments: str) -> tuple[int, dict[str, Any], str]:
+def run_rank(folder: Path, text: str, *arguments: str, launcher: str = "auto") -> tuple[int, dict[str, Any], str]:
     """Run a script as the only rank, as a launch does; returns exit status, record and log."""
     script = folder / "script.py"
     script.write_text(text)
@@ -30,6 +30,7 @@ def run_rank(folder: Path, text: str, *arguments: str) -> tuple[int, dict[str, A
         backend="single",
         ranks=1,
         hosts=(Slots(host=host, slots=1),),
+        start=Start(launcher=launcher),
         threads_per_rank=1,
     )
     directory.create(plan)
@@ -57,6 +58,12 @@ raise SystemExit("too late")
     assert "too late" in log
     events = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
     assert [json.loads(event)["waiting_for"] for event in events] == ["before"]
+
+
+def test_a_single_rank_has_no_need_of_srun(tmp_path: Path) -> None:
+    text = "import hpctrain as ht; raise SystemExit(ht.init().size + 6)"
+    status, record, log = run_rank(tmp_path, text, launcher="srun-none")
+    assert (status, record["exit_code"]) == (7, 7), log
 
 
 def test_a_script_sees_what_python_would_show_it(tmp_path: Path) -> None:
