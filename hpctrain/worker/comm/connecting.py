@@ -35,7 +35,7 @@ def require_own_place(claim: LauncherClaim) -> None:
     parent = process and process.parent_process()
     # While it imports the script, before it knows its parent.
     begins = process and getattr(process.current_process(), "_inheriting", False)
-    # Under srun without an MPI a rank has set torchrun's variables itself: the environment that it began with lacks them.
+    # Under srun without an MPI a rank has set torchrun's variables itself; it began without them.
     renamed = os.environ.get(TORCHRUN_MARK, "").startswith(SRUN_NONE)
     with contextlib.suppress(psutil.Error):
         started = detect(psutil.Process(parent.pid).environ()) if parent else None
