@@ -35,18 +35,18 @@ def make_optimizer(settings: Optimizer, model: nn.Module, *, divided: bool = Fal
     (:func:`hpctrain.common.optim.learning_rate.sgd_share`).
 
     Args:
-        divided: the parameters will be divided over ranks, as DTensors.
+        divided: the parameters will be divided over ranks; what divides them then chooses PyTorch's kernels.
     """
     groups = _groups(model, rate_factors(model, settings.rates))
     decayed = _decayed(settings, groups)
     rate, epsilon = settings.learning_rate, settings.divisor_epsilon
+    fused = None if divided else True
     match settings.name:
         case "adam":
-            return torch.optim.Adam(decayed, rate, betas=settings.betas, eps=epsilon, fused=True)
+            return torch.optim.Adam(decayed, rate, betas=settings.betas, eps=epsilon, fused=fused)
         case "adamw":
-            return torch.optim.AdamW(decayed, rate, betas=settings.betas, eps=epsilon, fused=True)
+            return torch.optim.AdamW(decayed, rate, betas=settings.betas, eps=epsilon, fused=fused)
         case "sgd" if not settings.rate_in_momentum:
-            fused = None if divided else True  # PyTorch has no fused SGD of DTensors.
             return torch.optim.SGD(decayed, rate, momentum=settings.momentum, nesterov=settings.nesterov, fused=fused)
         case _:
             return TorchRuleOptimizer(groups, settings)

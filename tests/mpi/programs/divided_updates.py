@@ -20,7 +20,6 @@ DECAYED = {"weight_decay": 0.1, "undecayed": ("norm",)}
 RULES = {
     "sgd": {**DECAYED, "momentum": 0.9, "rate_in_momentum": True},
     "lars": {**DECAYED, "momentum": 0.9, "rate_in_momentum": True, "trust_coefficient": 0.1},
-    "adamw": DECAYED,
     "lamb": DECAYED,
     "rmsprop_to_sgd": {**DECAYED, "transition": {"center": 10.0, "period": 5.0, "rmsprop_rate": 0.05}},
 }
