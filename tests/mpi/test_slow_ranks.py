@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hpctrain.common.run.directory import RunDirectory
@@ -54,6 +55,10 @@ def quota() -> Iterator[Path]:
             group.rmdir()
         pytest.skip(f"no control group can be made here: {error}")
     yield group
+    # A run that took too long has left its ranks.
+    for process in map(psutil.Process, map(int, (group / "cgroup.procs").read_text().split())):
+        process.kill()
+        process.wait(30)
     group.rmdir()
 
 

@@ -122,6 +122,7 @@ class Curves:
                 self._iteration = event.iteration
                 return self._point_of(event, event.values)
             case SlowRankEvent():
+                self._iteration = event.iteration
                 return self._point_of(event, {f"slow_rank/{event.rank}/{event.cause}": event.seconds})
         return None
 

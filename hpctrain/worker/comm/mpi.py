@@ -109,7 +109,12 @@ class MpiControl(CheckedControl):
     def seconds_of_message(self, target: int, source: int, nbytes: int) -> float:
         sent, received = np.ones((2, nbytes), np.uint8)
         begin = time.perf_counter()
-        under_way = [self._world.Irecv(received, source), self._world.Isend(sent, target)]
+        under_way = [self._world.Irecv(received, source)]
+        try:
+            under_way.append(self._world.Isend(sent, target))
+        except Exception:
+            self.timeout.abandon(under_way)
+            raise
         self.timeout.wait(under_way[0].Test, "measuring links", keep=under_way)
         seconds = time.perf_counter() - begin
         self.timeout.wait(under_way[1].Test, "measuring links", keep=under_way)

@@ -33,9 +33,9 @@ _LEAST_STEPS, _LEAST_SECONDS = 10, 5.0
 # by so many standard errors, as the steps of ranks that share their cores with others differ much.
 _LONGER, _OF_STEP, _NOISE = 0.25, 0.05, 4.0
 _MOST_RANKS = 3
-# A link is slow if a message takes longer than over the median host's by this share of that one's time, and if messages
-# take more than the second share of a step.
-_LINK_LONGER, _NOTABLE = 1.0, 0.1
+# A link is slow if a message takes longer than over the median host's by this share of that one's time and by more than
+# processors differ in, and if messages take more than the last share of a step.
+_LINK_LONGER, _LINK_SECONDS, _NOTABLE = 1.0, 1e-4, 0.1
 # The best of so many messages each way counts, as others delay some, and speed up none. At 1 Gbit/s all take 17 ms.
 _MESSAGES, _MESSAGE_BYTES = 4, 256 << 10
 # Steps that are kept: a run may go on for days without a comparison, as that of a single rank does.
@@ -147,7 +147,9 @@ def _slow_links(comm: Communicator, hosts: Sequence[str]) -> dict[int, dict[str,
     flows = comm.allgather_object(came)
     around = [(ring[place - 1], rank, ring[(place + 1) % len(ring)]) for place, rank in enumerate(ring)]
     link = np.array([max(min(flows[at].values()), min(flows[a][at], flows[b][at])) for a, at, b in around])
-    return {ring[place]: _reason(place, link=link) for place in slow_among(link, share=_LINK_LONGER)}
+    return {
+        ring[place]: _reason(place, link=link) for place in slow_among(link, share=_LINK_LONGER, least=_LINK_SECONDS)
+    }
 
 
 def _reason(place: int, **seconds: Seconds) -> dict[str, Any]:

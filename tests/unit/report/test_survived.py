@@ -111,4 +111,4 @@ def test_a_slow_rank_is_in_the_status_the_report_its_plot_and_the_curves(tmp_pat
     assert ("slow rank named" in page, "slow rank named" in without) == (True, False)
     point = Curves().point(typed(slow))
     assert point is not None
-    assert point.values == {"slow_rank/1/link": 0.02}
+    assert (point.iteration, point.values) == (6, {"slow_rank/1/link": 0.02})

@@ -299,9 +299,9 @@ class _Shared:
         for bucket in together(members, BUCKET_BYTES, in_place=False, compressed=False):
             own = [trained[number] for number in bucket.members]
             # As bytes, so that types may differ.
-            sent = [self._padded(part).view(torch.uint8) for part, _ in own]
-            for (part, parameter), rows in zip(own, all_gather_single_coalesced(sent, self._mesh), strict=True):
-                whole = rows.view(parameter.dtype)[: len(part)].view(parameter.shape)
+            sent = [self._padded(part).reshape(-1).view(torch.uint8) for part, _ in own]
+            for (_, parameter), rows in zip(own, all_gather_single_coalesced(sent, self._mesh), strict=True):
+                whole = rows.view(parameter.dtype)[: parameter.numel()].view(parameter.shape)
                 if not changed_only or not torch.equal(whole, parameter):
                     parameter.copy_(whole)
         self.drop_gradients()

@@ -56,7 +56,9 @@ def test_zero_1_gathers_many_parameters_by_one_message(
 ) -> None:
     """Ten parameters of 24 and 12 bytes, and one number."""
     monkeypatch.setattr(optimizers, "BUCKET_BYTES", bucket_bytes)
-    own = [*parameters(10), torch.nn.Parameter(torch.tensor(1.0))]
+    # One as channels last lays it out, one without elements, and one number.
+    odd = torch.empty_strided((4, 2, 1, 1), (2, 1, 2, 2)).fill_(1), torch.ones(3, 0), torch.tensor(1.0)
+    own = [*parameters(10), *map(torch.nn.Parameter, odd)]
     optimizer = torch.optim.SGD(own, lr=1.0)
     optimizers.share_state(SingleCommunicator("test"), [optimizer], init_device_mesh("cpu", (1,)))
     own[-1].grad = torch.tensor(0.25)
@@ -65,4 +67,5 @@ def test_zero_1_gathers_many_parameters_by_one_message(
     with CommDebugMode() as sent:
         optimizer.step()
     assert sent.get_total_counts() == messages
-    assert [each.tolist() for each in own] == [[[0.5] * 2] * 3] * 10 + [0.75]
+    assert [each.tolist() for each in own[:10]] == [[[0.5] * 2] * 3] * 10
+    assert torch.equal(own[10], torch.ones(4, 2, 1, 1)) and own[-1].item() == 0.75
