@@ -199,8 +199,9 @@ def resized(photographs: Sequence[torch.Tensor], cuts: Sequence[Cut], size: int)
     # One call, in which other threads of Python run.
     torch._foreach_copy_(places, parts)
     # One copy, which the driver takes over before it returns.
-    sides = torch.tensor([[cut.crop.height, cut.height, cut.crop.width, cut.width, cut.flip] for cut in cuts])
-    high, shown_high, broad, shown_broad, flips = sides.to(device, non_blocking=True).T
+    sides = [[cut.crop.height, cut.height, cut.crop.width, cut.width, cut.flip] for cut in cuts]
+    on_card = torch.tensor(sides, device="cpu").to(device, non_blocking=True)
+    high, shown_high, broad, shown_broad, flips = on_card.T
     rows, columns = weights(high, shown_high, size, tall), weights(broad, shown_broad, size, wide)
     columns = torch.where(flips[:, None, None] > 0, columns.flip(1), columns)
     found = rows.to(dtype)[:, None] @ padded @ columns.to(dtype).transpose(1, 2)[:, None]
