@@ -18,6 +18,7 @@ SHARING_NOTE = (
 )
 
 _AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
 _MOST_BYTES = 2**16
 # Of a GPU, of a part of one (MIG), and of AMD's.
 _UUIDS = ("GPU-", "MIG-")
@@ -159,17 +160,29 @@ def require_shareable(hosts: Iterable[tuple[str, int, int]]) -> None:
     )
 
 
+def _has_intel_gpu(devices: Path) -> bool:
+    """Whether there is one of Intel's for data centres, which are display controllers (0x0380) without a display."""
+    for device in devices.glob("*"):
+        with contextlib.suppress(OSError):
+            vendor, kind = ((device / name).read_bytes()[:6] for name in ("vendor", "class"))
+            if (vendor, kind) == (b"0x8086", b"0x0380"):
+                return True
+    return False
+
+
 def fitting_backend(
-    framework: str | None, gpus: int, local_ranks: int, host: str, *, shared: bool = False
+    framework: str | None, gpus: int, local_ranks: int, host: str, *, shared: bool = False, devices: Path = _PCI_DEVICES
 ) -> tuple[str, str]:
     """The backend of ``auto`` for several ranks that MPI started, and the reason.
 
     Args:
         framework: ``torch`` or ``keras``; None where it is not known, which Horovod alone serves either way on GPUs.
         gpus: how many the host has that has fewest for its ranks.
+        devices: the folder in which Linux lists this host's devices.
     """
     if gpus < local_ranks and not (shared and gpus):
-        have = f"{gpus} GPU{'s' * (gpus > 1)} for {local_ranks} ranks" if gpus else "no GPU"
+        none = "no GPU but Intel's, which are not used," if _has_intel_gpu(devices) else "no GPU"
+        have = f"{gpus} GPU{'s' * (gpus > 1)} for {local_ranks} ranks" if gpus else none
         return "mpi", f"{have} on {host}"
     each = f"a GPU for each rank on {host}" if gpus >= local_ranks else f"{local_ranks} ranks share GPUs of {host}"
     if framework == "torch":

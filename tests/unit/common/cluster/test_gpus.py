@@ -33,6 +33,18 @@ def test_gpus_that_cuda_shows(monkeypatch: pytest.MonkeyPatch, devices: str | No
     assert calls == ["init", "shutdown"]
 
 
+@pytest.mark.parametrize(("kind", "expected"), [("0x038000", True), ("0x030000", False)])
+def test_gpus_of_intel_are_named_where_none_is_used(tmp_path: Path, kind: str, expected: bool) -> None:
+    """The graphics of a processor (0x0300) are no GPUs to train on."""
+    for number, vendor in enumerate(("0x15b3", "0x8086")):
+        device = tmp_path / f"0000:{number}"
+        device.mkdir()
+        (device / "vendor").write_text(f"{vendor}\n")
+        (device / "class").write_text(f"{kind}\n")
+    backend, reason = fitting_backend("torch", 0, 2, "n1", devices=tmp_path)
+    assert backend == "mpi" and ("Intel" in reason) == expected
+
+
 @pytest.mark.parametrize(
     ("devices", "expected"),
     [("1", "GPU-1"), ("1,7", "GPU-1"), ("GPU-8a", "GPU-8a"), ("MIG-a", None), ("0,1", None), ("", None), (None, None)],
