@@ -164,7 +164,7 @@ def _has_intel_gpu(devices: Path) -> bool:
     """Whether there is one of Intel's for data centres, which are display controllers (0x0380) without a display."""
     for device in devices.glob("*"):
         with contextlib.suppress(OSError):
-            vendor, kind = ((device / name).read_bytes()[:6] for name in ("vendor", "class"))
+            vendor, kind = (read_regular(device / name, _MOST_BYTES)[:6] for name in ("vendor", "class"))
             if (vendor, kind) == (b"0x8086", b"0x0380"):
                 return True
     return False
