@@ -24,7 +24,7 @@ _references: dict[tuple, dict[str, np.ndarray]] = {}
 
 FEATURES = ("", "_all", "_frozen", "_float32", "_scaler", "_bare")
 FSDP = [f"fsdp{feature}" for feature in FEATURES]
-FSDP += ["fsdp_zero2", "fsdp_bfloat16", "fsdp_zero1", "fsdp_zero1_tied", "replicas_recompute"]
+FSDP += ["fsdp_zero2", "fsdp_bfloat16", "fsdp_zero1", "fsdp_zero1_tied", "fsdp_zero1_fused", "replicas_recompute"]
 TP = [*(f"tp{feature}" for feature in FEATURES), "tp_sequence"]
 PP = [f"pp_{schedule}{feature}" for schedule in program.PIPELINES for feature in ("", "_all")]
 PP += ["pp_recompute", "pp_frozen", "pp_scaler"]
@@ -44,7 +44,7 @@ ENGINES |= {f"pp_{schedule}" for schedule in program.PIPELINES}
 @pytest.mark.parametrize(
     ("ranks", "cases"),
     [
-        pytest.param(2, ["fsdp_all", "fsdp_zero1", "fsdp_scaler"], id="some"),
+        pytest.param(2, ["fsdp_all", "fsdp_zero1", "fsdp_zero1_fused", "fsdp_scaler"], id="some"),
         pytest.param(2, FSDP, id="fsdp", marks=pytest.mark.thorough),
         pytest.param(2, TP, id="tp", marks=pytest.mark.thorough),
         pytest.param(2, PP, id="pp", marks=pytest.mark.thorough),

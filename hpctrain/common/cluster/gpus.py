@@ -181,9 +181,10 @@ def fitting_backend(
         devices: the folder in which Linux lists this host's devices.
     """
     if gpus < local_ranks and not (shared and gpus):
+        if gpus:
+            return "mpi", f"{gpus} GPU{'s' * (gpus > 1)} for {local_ranks} ranks on {host}"
         none = "no GPU but Intel's, which are not used," if _has_intel_gpu(devices) else "no GPU"
-        have = f"{gpus} GPU{'s' * (gpus > 1)} for {local_ranks} ranks" if gpus else none
-        return "mpi", f"{have} on {host}"
+        return "mpi", f"{none} on {host}"
     each = f"a GPU for each rank on {host}" if gpus >= local_ranks else f"{local_ranks} ranks share GPUs of {host}"
     if framework == "torch":
         return "nccl", f"PyTorch, {each}"

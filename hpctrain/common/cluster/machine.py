@@ -161,7 +161,7 @@ _FILES = {
 # Version 1 has a limit of nearly 2^63 where there is none.
 _UNLIMITED = 1 << 60
 _MOST_GROUPS = 1000
-HOST_KILLS = Path("/proc"), "vmstat"
+HOST_KILLS = Path("/proc/vmstat")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +208,8 @@ def host_memory() -> GroupMemory:
     import psutil
 
     group, most = group_memory(), psutil.virtual_memory().total
-    return GroupMemory(limit=min(group.limit, most) if group else most, peak=None, kills=_kills(*HOST_KILLS))
+    kills = _kills(HOST_KILLS.parent, HOST_KILLS.name, below=False)
+    return GroupMemory(limit=min(group.limit, most) if group else most, peak=None, kills=kills)
 
 
 def _number(file: Path) -> int | None:
@@ -218,7 +219,7 @@ def _number(file: Path) -> int | None:
     return None
 
 
-def _kills(group: Path, name: str, *, below: bool = False) -> int:
+def _kills(group: Path, name: str, *, below: bool) -> int:
     """How many processes were killed; of version 1 each group counts its own alone."""
     found = 0
     for file in _some(group.rglob(name)) if below else [group / name]:

@@ -214,7 +214,7 @@ def killed_for_memory(hosts: Sequence[str]) -> list[int]:
 
     def kills(host: str) -> int:
         with contextlib.suppress(HpctrainError):
-            return kills_in(_run_on(host, "cat", str(Path(*HOST_KILLS)), environment=os.environ).stdout)
+            return kills_in(_run_on(host, "cat", str(HOST_KILLS), environment=os.environ).stdout)
         return 0
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:

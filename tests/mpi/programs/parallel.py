@@ -68,7 +68,15 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A stage of a pipeline lacks some of the blocks, and has None in place of other parts."""
 
-    def __init__(self, *, tied: bool = False, frozen: bool = False, positions: bool = True, bare: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        tied: bool = False,
+        frozen: bool = False,
+        positions: bool = True,
+        bare: bool = False,
+        transposed: bool = False,
+    ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, WIDTH)
         self.positions = nn.Embedding(CONTEXT, WIDTH) if positions else None
@@ -76,6 +84,8 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.scale = nn.Parameter(torch.ones(VOCABULARY)) if bare else None
+        if transposed:
+            self.head.weight = nn.Parameter(self.head.weight.detach().t().contiguous().t())
         if tied:
             self.head.weight = self.tokens.weight
         if frozen:
@@ -98,6 +108,10 @@ class GPT(nn.Module):
 
 def _adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.003, weight_decay=0.1)
+
+
+def _fused(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.003, weight_decay=0.1, fused=True)
 
 
 def _sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -150,6 +164,7 @@ CASES: dict[str, Case] = {
     "fsdp_zero2": Case({"dp_shard": -1}, zero=2, clip=0.05),
     "fsdp_zero1": Case({"dp_shard": -1}, zero=1, clip=0.05, accumulate=2),
     "fsdp_zero1_tied": Case({"dp_shard": -1}, zero=1, optimizer=_sgd, network={"tied": True, "bare": True}),
+    "fsdp_zero1_fused": Case({"dp_shard": -1}, zero=1, optimizer=_fused, network={"transposed": True}),
     "hsdp_zero1": Case({"dp_shard": 2, "dp_replicate": 2}, zero=1, recompute=True),
     "replicas_recompute": Case({"dp_replicate": 2}, recompute=True),
     "tp_sequence": Case({"tp": 2}, sequence=True, clip=0.05, network={"positions": False}),

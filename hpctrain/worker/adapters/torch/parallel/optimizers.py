@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.utils._pytree import tree_map_only
 
+from hpctrain.common import bucket_groups
 from hpctrain.common.bucket_groups import BUCKET_BYTES, BucketMember
-from hpctrain.common.bucket_groups import group as together
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.backward_passes import BackwardPasses, watch_gradients
 from hpctrain.worker.adapters.torch.optimizer_contents import (
@@ -207,6 +207,7 @@ class _Shared:
         self._in_method = False
         rewire(optimizer, {id(each): [self._part(each)] for each in parameters_of(optimizer)})
         for each in optimizers_in(optimizer):
+            _without_gaps(each)
             each.register_step_pre_hook(self._before_step)
             each.register_step_post_hook(self._after_step)
             # Replaced because the gradients belong to the whole parameters, which the optimizer does not have.
@@ -296,7 +297,7 @@ class _Shared:
         trained = [(part, parameter) for part, parameter in self._parts if part.requires_grad]
         members = [BucketMember(nbytes=parameter.nbytes, kind=parameter.device) for _, parameter in trained]
         # One message for many parameters, but not for all, which would take the memory of another model.
-        for bucket in together(members, BUCKET_BYTES, in_place=False, compressed=False):
+        for bucket in bucket_groups.group(members, BUCKET_BYTES, in_place=False, compressed=False):
             own = [trained[number] for number in bucket.members]
             # As bytes, so that types may differ.
             sent = [self._padded(part).reshape(-1).view(torch.uint8) for part, _ in own]
@@ -314,6 +315,19 @@ class _Shared:
                 parameter.grad = None
             elif parameter.grad is not None:
                 parameter.grad.zero_()
+
+
+def _without_gaps(optimizer: Optimizer) -> None:
+    """Leave out PyTorch's fused kernels, which pass over strides, where the state is laid out otherwise than the rows.
+
+    It is so for rows of a transposed parameter, which have gaps between them.
+    """
+    for group in optimizer.param_groups:
+        rows = [local_tensor(part) for part in group["params"]]
+        if group.get("fused") and any(torch.empty_like(own, device="meta").stride() != own.stride() for own in rows):
+            group["fused"] = None
+            # They alone take a GradScaler's factor themselves.
+            optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
 
 
 def _own_methods(optimizer: Optimizer) -> Iterator[str]:
