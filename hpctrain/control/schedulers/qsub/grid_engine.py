@@ -67,14 +67,10 @@ class GridEngine(QsubScheduler):
 
     def _resources(self, request: JobRequest) -> Sequence[str]:
         """The requests for whole hosts and for memory, by the site's own names for them. Source: complex(5)."""
-        listed = run_program("qconf", "-sc", seconds=SECONDS)
-        if listed.returncode != 0:
-            raise HpctrainError(
-                "HT-program-failed", "qconf failed: {reason}", exit_code=1, reason=listed.stderr.strip()
-            )
+        listed = _answer("qconf", "-sc", seconds=SECONDS)
         # Name, shortcut, type, relation, whether it can be requested and whether it is counted, default and urgency;
         # some versions have more behind these.
-        rows = [row for line in listed.stdout.splitlines() if len(row := line.split()) >= 8]
+        rows = [row for line in listed.splitlines() if len(row := line.split()) >= 8]
         rows = [row for row in rows if row[4] in ("YES", "FORCED")]
         lines = []
         if request.exclusive:
@@ -101,12 +97,8 @@ class GridEngine(QsubScheduler):
         # Other schedulers have programs of the same names.
         if "SGE_ROOT" not in os.environ:
             raise HpctrainError("HT-program-not-found", "{program} of Grid Engine needs SGE_ROOT", program="qstat")
-        listed = run_program("qstat", "-xml", "-u", user_name(user), seconds=seconds)
-        if listed.returncode != 0:
-            raise HpctrainError(
-                "HT-program-failed", "qstat failed: {reason}", exit_code=1, reason=listed.stderr.strip()
-            )
-        live = [_live(text) for text in listed.stdout.split("<job_list")[1:]]
+        listed = _answer("qstat", "-xml", "-u", user_name(user), seconds=seconds)
+        live = [_live(text) for text in listed.split("<job_list")[1:]]
         live = [job for job in live if jobs is None or job.id in jobs]
         scripts = self._scripts([job.id for job in live], seconds)
         found = [job.model_copy(update=scripts.get(job.id, {})) for job in live]
@@ -123,6 +115,25 @@ class GridEngine(QsubScheduler):
             script = _element(text, "JB_script_file")
             scripts[text.partition("<")[0]] = {"command": script, "directory": Path(script).parent}
         return scripts
+
+
+def _answer(program: str, *arguments: str, seconds: float) -> str:
+    """The output of a program of Grid Engine's.
+
+    Raises:
+        HpctrainError: it fails, or does not answer.
+    """
+    done = run_program(program, *arguments, seconds=seconds)
+    if done.returncode != 0:
+        raise HpctrainError(
+            "HT-program-failed",
+            "{program} failed: {reason}",
+            "ask whether Grid Engine's master is running, and whether SGE_ROOT and SGE_CELL are those of this cluster",
+            exit_code=1,
+            program=program,
+            reason=done.stderr.strip(),
+        )
+    return done.stdout
 
 
 def _live(text: str) -> JobState:
