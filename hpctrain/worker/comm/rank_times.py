@@ -115,8 +115,11 @@ class RankTimes:
             reasons |= {rank: reason for rank, reason in _slow_links(comm, hosts).items() if hosts[rank] not in busy}
         causes = [(comm.size, rank, reason["cause"]) for rank, reason in reasons.items()]
         self._slow = {cause: self._slow.get(cause, 0) + 1 for cause in causes}
-        new = [rank for (_, rank, _), comparisons in self._slow.items() if comparisons == 2][:_MOST_RANKS]
-        return [SlowRankEvent(iteration=step, rank=rank, host=hosts[rank], **reasons[rank]) for rank in new]
+        new = [cause for cause, comparisons in self._slow.items() if comparisons == 2]
+        # Those beyond the limit are named after the next comparison.
+        self._slow |= dict.fromkeys(new[_MOST_RANKS:], 1)
+        ranks = [rank for _, rank, _ in new[:_MOST_RANKS]]
+        return [SlowRankEvent(iteration=step, rank=rank, host=hosts[rank], **reasons[rank]) for rank in ranks]
 
 
 def slow_among(own: Seconds, *, share: float = _LONGER, least: float | Seconds = 0.0) -> list[int]:

@@ -58,6 +58,21 @@ def test_a_rank_is_reported_in_its_second_slow_comparison_with_its_cause_and_onc
     assert (event.seconds, event.usual) == pytest.approx((0.4, 0.1))
 
 
+def test_of_five_slow_ranks_two_are_named_a_comparison_later(clock):
+    class Many(Others):
+        size = 12
+
+        def allgather_object(self, own):
+            # The ranks from 0 to 4 take longer, as this one, which is rank 2.
+            return [own if rank < 5 else other for rank, other in enumerate(super().allgather_object(own))]
+
+    times, found = RankTimes(), []
+    for _ in range(4):
+        steps(times, clock, computing=0.8, samples=0.1)
+        found.append([event.rank for event in times.slow_ranks(Many(), 20)])
+    assert found == [[], [0, 1, 2], [3, 4], []]
+
+
 def test_a_rank_that_recovered_is_reported_anew_and_one_slow_comparison_is_not(clock):
     times, ranks = RankTimes(), Others()
     counts = []
