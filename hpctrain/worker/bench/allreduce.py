@@ -164,7 +164,7 @@ def main(out: str, sizes: str, rounds: str) -> None:
     group = join_process_group(world)
     engines["gloo"] = by_process_group(torch.device("cpu"))
     if group.on_gpus:
-        engines["nccl"] = by_process_group(torch.device("cuda", comm.local_rank))
+        engines["nccl"] = by_process_group(torch.device("cuda", torch.cuda.current_device()))
     horovod = load_horovod(world, left_out)
     by_horovod = by_engine(horovod.torch(), "measured", largest) if horovod else None
     seconds = {size: measure(world, engines, by_horovod, size, int(rounds)) for size in wanted}

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hpctrain.common.cluster.gpus import gpu_of, only_gpu, require_shareable, sharing_variables
+from hpctrain.common.cluster.gpus import gpu_of, require_shareable, sharing_variables
 from hpctrain.common.cluster.launcher import TORCHRUN_MARK
 from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
@@ -27,6 +27,7 @@ from hpctrain.worker.comm.control import Bytes, CheckedControl, Words
 from hpctrain.worker.comm.rendezvous import listening_at, make_default_group, rendezvous, store_without_mpi
 from hpctrain.worker.comm.timeout import Timeout
 from hpctrain.worker.comm.torch_distributed_engine import TorchDistributedEngine
+from hpctrain.worker.comm.torch_gpus import place_at_gpus
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -274,10 +275,7 @@ def _take_gpu(comm: TorchDistributedCommunicator) -> None:
     Where they are to share them, NCCL is told so before its first collective makes it connect the ranks.
     """
     gpus, shared = torch.cuda.device_count(), bool(SHARE_GPUS.read())
-    seen = {gpu for host, gpu in comm.allgather_object((comm.host, only_gpu())) if host == comm.host and gpu}
-    # A batch system may give each rank a GPU that it alone sees.
-    apart = len(seen) == comm.local_size and not shared
-    local_rank, local_size = (0, 1) if apart else (comm.local_rank, comm.local_size)
+    local_rank, local_size = place_at_gpus(comm)
     hosts = comm.allgather_object((comm.host, local_size, gpus))
     if shared:
         require_shareable(hosts)

@@ -16,12 +16,11 @@ import numpy as np
 import simplejpeg
 import torch
 
-from hpctrain.common.cluster.gpus import gpu_of
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.settings import SHARE_GPUS
 from hpctrain.common.shards.decoding import END, BrokenImageError, decode
 from hpctrain.worker.comm import Communicator
+from hpctrain.worker.comm.torch_gpus import rank_gpu
 from hpctrain.worker.data.decoder import Cut, Decoder, LoadedPiece
 from hpctrain.worker.data.image_loader import WorkerPool
 from hpctrain.worker.data.sampling import Indices
@@ -45,15 +44,6 @@ def by_nvjpeg(contents: Sequence[bytes | memoryview], device: torch.device) -> S
     return decoded
 
 
-def card_of(comm: Communicator | None) -> torch.device | None:
-    """The GPU of this rank, as its trainer chooses it; None if it has none."""
-    if comm is None:
-        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
-    gpus = 0 if comm.in_host_memory else torch.cuda.device_count()
-    own = gpu_of(comm.local_rank, comm.local_size, gpus, shared=bool(SHARE_GPUS.read()))
-    return None if own is None else torch.device("cuda", own)
-
-
 def cannot_decode(problem: str, hint: str = "") -> HpctrainError:
     """The error where GPUs are to decode and cannot; the hint says what comes before another setting."""
     hint = f"{hint}--set data.decode=scaled"
@@ -61,12 +51,14 @@ def cannot_decode(problem: str, hint: str = "") -> HpctrainError:
 
 
 def require_card(comm: Communicator | None) -> torch.device:
-    """The GPU that decodes for this rank.
+    """The GPU that decodes for this rank: that of its trainer. Collective.
 
     Raises:
         HpctrainError: there is none, or torchvision is missing or decodes nothing there.
     """
-    card = card_of(comm)
+    card = rank_gpu(comm) if comm else None
+    if comm is None and torch.cuda.is_available():
+        card = torch.device("cuda", torch.cuda.current_device())
     if card is None:
         problem = f"this rank trains on no GPU (backend {comm.backend if comm else 'single'})"
         raise cannot_decode(problem, "--backend nccl, where PyTorch sees a GPU for each rank; or ")

@@ -13,24 +13,20 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from hpctrain.common.cluster.gpus import gpu_of
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import Images
-from hpctrain.common.settings import SHARE_GPUS
 from hpctrain.worker.comm import Communicator
+from hpctrain.worker.comm.torch_gpus import rank_gpu
 from hpctrain.worker.data.mixing import Mixture
 from hpctrain.worker.data.samples import NO_LABEL, Samples
 from hpctrain.worker.train.torch_chunked_loss import OfLogits, chunk_gradient, chunked_loss, chunked_score
 
 
 def rank_device(comm: Communicator) -> torch.device:
-    """The device of this rank: each rank has a GPU, or all use the CPU."""
-    # Without --share-gpus, NCCL does not let two ranks share a GPU.
-    gpus = 0 if comm.in_host_memory else torch.cuda.device_count()
-    number = gpu_of(comm.local_rank, comm.local_size, gpus, shared=bool(SHARE_GPUS.read()))
-    if number is None:
+    """The device of this rank: each rank has a GPU, or all use the CPU. Collective."""
+    device = rank_gpu(comm)
+    if device is None:
         return torch.device("cpu")
-    device = torch.device("cuda", number)
     # Over Horovod nobody has chosen it yet: page-locked memory and new streams would be those of GPU 0.
     torch.cuda.set_device(device)
     return device

@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 import torch
 
 from hpctrain.worker.comm import connecting, torch_distributed
+from hpctrain.worker.train.torch_forward import rank_device
 from support.refusals import refused
 
 OWN = [("n1", "GPU-a"), ("n1", "GPU-b"), ("n2", "GPU-c")]
@@ -20,13 +21,19 @@ SHARED = [("n1", "GPU-a"), ("n1", "GPU-a"), ("n2", "GPU-c")]
 UNKNOWN = [("n1", None), ("n1", "GPU-b"), ("n2", "GPU-c")]
 
 
+def second_rank(monkeypatch: pytest.MonkeyPatch, seen: list[tuple[str, str | None]], gpus: int) -> Any:
+    """The second rank of its host, where PyTorch sees so many GPUs."""
+    answers = iter([lambda own: seen, lambda own: [own]])
+    comm: Any = SimpleNamespace(host="n1", rank=1, local_rank=1, local_size=2, in_host_memory=False)
+    comm.allgather_object = lambda own: next(answers)(own)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    return comm
+
+
 def taken(monkeypatch: pytest.MonkeyPatch, seen: list[tuple[str, str | None]], gpus: int = 1) -> list[int]:
     """The GPU that rank 1 takes, the second of its host."""
-    answers = iter([lambda own: seen, lambda own: [own]])
-    comm: Any = SimpleNamespace(host="n1", rank=1, local_rank=1, local_size=2)
-    comm.allgather_object = lambda own: next(answers)(own)
+    comm = second_rank(monkeypatch, seen, gpus)
     chosen: list[int] = []
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     torch_distributed._take_gpu(comm)
     return chosen
@@ -38,6 +45,17 @@ def test_a_rank_takes_the_gpu_that_it_alone_sees(monkeypatch: pytest.MonkeyPatch
     for seen in (SHARED, UNKNOWN):
         with refused("HT-gpus-too-few", host="n1"):
             taken(monkeypatch, seen)
+
+
+@pytest.mark.parametrize(
+    ("seen", "gpus", "device"), [(OWN, 1, "cuda:0"), (UNKNOWN, 2, "cuda:1"), (SHARED, 1, "cpu"), (UNKNOWN, 0, "cpu")]
+)
+def test_a_recipe_trains_on_the_gpu_that_its_rank_took(
+    monkeypatch: pytest.MonkeyPatch, seen: list[tuple[str, str | None]], gpus: int, device: str
+) -> None:
+    comm = second_rank(monkeypatch, seen, gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    assert rank_device(comm) == torch.device(device)
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,10 @@ def test_the_thread_chooses_its_card_and_decodes_into_memory_that_nothing_reads(
 class _Ranks:
     """What of a communicator is asked for: this rank's place."""
 
-    backend, in_host_memory, local_rank, local_size = "gloo", False, 0, 1
+    backend, host, in_host_memory, local_rank, local_size = "gloo", "n1", False, 0, 1
+
+    def allgather_object(self, value):
+        return [value]
 
 
 def test_a_decoder_that_cannot_is_refused(monkeypatch):
