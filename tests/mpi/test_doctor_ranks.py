@@ -60,6 +60,15 @@ def test_two_ranks(hpctrain: Launch, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_ranks_without_mpi(hpctrain: Launch) -> None:
+    result = hpctrain("doctor", "-np", "2", "--launcher", "torchrun", "--json")
+    checks = checks_by_name(result)
+    assert checks[LAUNCHED]["status"] == "not applicable"
+    assert checks["1 MB all-reduce, Gloo"]["status"] == "ok"
+    assert not checks.keys() & {*REDUCED, "ranks"}
+    assert "torch" in checks["versions"]["found"]
+
+
 def test_ranks_of_a_fresh_installation_do_not_need_horovod(hpctrain: Launch, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util as util\nfind = util.find_spec\n"

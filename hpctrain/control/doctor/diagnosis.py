@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import hpctrain
 from hpctrain.common.cluster.checks import Check
+from hpctrain.common.cluster.launcher import WITHOUT_MPI
 from hpctrain.common.cluster.machine import this_machine
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
@@ -93,8 +94,7 @@ def check_ranks(hosts: PlacedHosts, options: HostOptions, start: Start, run_dire
         folder = Path(name)
         plan = Plan(
             script=Script(path=_PROGRAM, arguments=(str(folder), str(ranks), str(run_directory.absolute()))),
-            # Ranks ask for Horovod only where the user does.
-            backend="horovod" if BACKEND.read() == "horovod" else "mpi",
+            backend=_backend(start),
             ranks=ranks,
             hosts=hosts.slots,
             host_options=options,
@@ -108,6 +108,13 @@ def check_ranks(hosts: PlacedHosts, options: HostOptions, start: Start, run_dire
     # A mismatch of launcher and MPI explains the failed ranks, so the fault is left out.
     mismatched = bool(checks) and checks[0].status == "failed"
     return [*checks, fault] if fault and not mismatched else checks
+
+
+def _backend(start: Start) -> str:
+    """What ranks meet by that are started so. They ask for Horovod only where the user does."""
+    if start.launcher in WITHOUT_MPI:
+        return "gloo"
+    return "horovod" if BACKEND.read() == "horovod" else "mpi"
 
 
 def checks_of(written: list[dict[str, Any]], ranks: int) -> list[Check]:

@@ -20,13 +20,13 @@ class World:
 
     Attributes:
         size: the size of ``MPI_COMM_WORLD`` that it sees.
-        mpi: name and version of the library.
+        mpi: name and version of the library; empty for ranks without MPI.
         launcher: the name of what started it, and the size that it claims; None where no variable says so.
     """
 
     host: str
     size: int
-    mpi: str
+    mpi: str = ""
     launcher: str | None = None
     claimed: int | None = None
 
@@ -65,6 +65,8 @@ def launcher_and_mpi(seen: Sequence[World], ranks: int) -> Check:
     sizes = sorted({world.size for world in seen})
     wrong = [world for world in seen if world.size != ranks or world.claimed not in (None, ranks)]
     first = wrong[0] if wrong else seen[0]
+    if not first.mpi:
+        return skip("launcher and MPI", f"{ranks} ranks of {first.launcher} met over Gloo, without MPI")
     claim = f"{first.launcher} says {first.claimed}" if first.launcher else "no launcher has set its variables"
     found = f"MPI ({first.mpi}) sees {' or '.join(map(str, sizes))} rank{'' if sizes == [1] else 's'}; {claim}"
     return judge(

@@ -1,18 +1,20 @@
 """What ``hpctrain doctor`` runs on every rank: the checks of each host, and a real all-reduce.
 
 ``python doctor.py FOLDER RANKS RUN_DIRECTORY`` on every rank. Rank 0 writes ``FOLDER/world-HOST-PID.json``. If launcher
-and MPI do not match, every process is rank 0 of 1, and each writes one. Every wait has a limit.
+and MPI do not match, every process is rank 0 of 1, and each writes one. Every wait has a limit. Ranks without MPI meet
+over Gloo.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import os
+import socket
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpctrain.common.cluster.gpus import usable_gpus
-from hpctrain.common.cluster.launcher import detect
+from hpctrain.common.cluster.launcher import TORCHRUN, detect
 from hpctrain.common.cluster.machine import this_machine
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import write_json
-from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
+from hpctrain.common.settings import TIMEOUT
 from hpctrain.control.doctor.host_checks import check_host
 from hpctrain.control.doctor.host_facts import Host
 from hpctrain.control.doctor.rank_checks import NUMBERS, MeasuredAllreduce, World
@@ -34,14 +36,13 @@ from hpctrain.control.horovod.fingerprint import find_installed
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from hpctrain.worker.comm.base import AnyArray
-    from hpctrain.worker.comm.horovod import HorovodCommunicator
-    from hpctrain.worker.comm.torch_distributed import TorchDistributedCommunicator
+    from hpctrain.worker.comm.base import AnyArray, Communicator
 
 # The limit of the whole process, which also holds where MPI or Horovod hang outside Python.
 LIMIT_SECONDS = 30
 # The limit of one wait for the other ranks.
 _WAIT_SECONDS = 10
+_REASON = "hpctrain doctor"
 _REPEATS = 7
 # With these factors sums stay exact in float32 up to 100,000 ranks.
 _LARGEST, _WEIGHTS = 16, 8
@@ -50,35 +51,39 @@ _LARGEST, _WEIGHTS = 16, 8
 def main(folder: str, ranks: str, run_directory: str) -> None:
     faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True)
     os.environ[TIMEOUT.name] = str(_WAIT_SECONDS)
-    from mpi4py import MPI
-
-    name = os.environ.get("SLURMD_NODENAME") or MPI.Get_processor_name()
-    out = Path(folder) / f"world-{name}-{os.getpid()}.json"
-    world = _world(name, MPI)
-    if world.size != int(ranks):
-        write_json(out, {"worlds": [asdict(world)]})
-    else:
-        _check_together(MPI, world, out, Path(run_directory))
-    faulthandler.cancel_dump_traceback_later()
-
-
-def _world(host: str, mpi: Any) -> World:
     launcher = detect()
-    vendor, version = mpi.get_vendor()
-    return World(
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    out = Path(folder) / f"world-{host}-{os.getpid()}.json"
+    world = World(
         host=host,
-        size=mpi.COMM_WORLD.Get_size(),
-        mpi=f"{vendor} {'.'.join(map(str, version))}",
+        size=int(ranks),
         launcher=launcher.name if launcher else None,
         claimed=launcher.size if launcher else None,
     )
+    if launcher and launcher.name == TORCHRUN:
+        from hpctrain.worker.comm.torch_distributed import TorchDistributedCommunicator
+
+        _check_together(TorchDistributedCommunicator("gloo", _REASON, None), None, world, out, Path(run_directory))
+    else:
+        from mpi4py import MPI
+
+        vendor, version = MPI.get_vendor()
+        size = MPI.COMM_WORLD.Get_size()
+        world = replace(world, size=size, mpi=f"{vendor} {'.'.join(map(str, version))}")
+        if size != int(ranks):
+            write_json(out, {"worlds": [asdict(world)]})
+        else:
+            from hpctrain.worker.comm.horovod import HorovodCommunicator
+
+            comm = HorovodCommunicator(MPI.COMM_WORLD, _REASON)
+            _check_together(comm, MPI.COMM_WORLD, world, out, Path(run_directory))
+    faulthandler.cancel_dump_traceback_later()
 
 
-def _check_together(mpi: Any, world: World, out: Path, run_directory: Path) -> None:
+def _check_together(
+    comm: Communicator, mpi: MPI.Intracomm | None, world: World, out: Path, run_directory: Path
+) -> None:
     """Run the checks that need all ranks. Rank 0 writes before trying each engine, so that a hang loses nothing."""
-    from hpctrain.worker.comm.horovod import HorovodCommunicator
-
-    comm = HorovodCommunicator(mpi.COMM_WORLD, "hpctrain doctor")
     seen = comm.allgather_object((world, comm.local_rank, os.environ.get("CUDA_VISIBLE_DEVICES")))
     hosts = list(dict.fromkeys(other.host for other, _, _ in seen))
     mine = [visible for other, _, visible in seen if other.host == world.host]
@@ -93,12 +98,11 @@ def _check_together(mpi: Any, world: World, out: Path, run_directory: Path) -> N
     measured: dict[str, Any] = {
         "worlds": [asdict(other) for other, _, _ in seen],
         "hosts": {other.host: checked for (other, _, _), checked in zip(seen, results, strict=True) if checked},
-        "reductions": [asdict(_plain(comm))],
+        "reductions": [asdict(_plain(comm, "MPI" if mpi else "Gloo"))],
     }
-    engines: dict[str, Callable[[HorovodCommunicator], MeasuredAllreduce]] = {
-        "Horovod": _horovod,
-        "NCCL": partial(_nccl, mpi.COMM_WORLD),
-    }
+    engines: dict[str, Callable[[Communicator], MeasuredAllreduce]] = {"NCCL": partial(_nccl, mpi)}
+    if mpi:
+        engines = {"Horovod": _horovod, **engines}
     for engine, reduce in engines.items():
         if comm.rank == 0:
             unfinished = MeasuredAllreduce(engine=engine, error="did not end")
@@ -120,7 +124,7 @@ def _expected(ranks: int) -> AnyArray:
     return total
 
 
-def _plain(comm: HorovodCommunicator) -> MeasuredAllreduce:
+def _plain(comm: Communicator, engine: str) -> MeasuredAllreduce:
     numbers, seconds = _numbers(comm.rank), []
     for _ in range(_REPEATS):
         comm.barrier()
@@ -128,10 +132,10 @@ def _plain(comm: HorovodCommunicator) -> MeasuredAllreduce:
         reduced = comm.allreduce(numbers, "sum")
         seconds.append(time.perf_counter() - start)
     right = bool(np.array_equal(reduced, _expected(comm.size)))
-    return _agree(comm, MeasuredAllreduce(engine="MPI", seconds=statistics.median(seconds), right=right))
+    return _agree(comm, MeasuredAllreduce(engine=engine, seconds=statistics.median(seconds), right=right))
 
 
-def _horovod(comm: HorovodCommunicator) -> MeasuredAllreduce:
+def _horovod(comm: Communicator) -> MeasuredAllreduce:
     """By Horovod with PyTorch; ``hpctrain horovod build`` has proved that with TensorFlow."""
     installed = find_installed()
     if not all(comm.allgather_object(bool(installed and "torch" in installed.packages))):
@@ -140,28 +144,26 @@ def _horovod(comm: HorovodCommunicator) -> MeasuredAllreduce:
     return _reduce("Horovod", comm, lambda: comm, "cpu")
 
 
-def _nccl(world: MPI.Intracomm, comm: HorovodCommunicator) -> MeasuredAllreduce:
+def _nccl(mpi: MPI.Intracomm | None, comm: Communicator) -> MeasuredAllreduce:
     """By NCCL, where every rank has a GPU, or may share one."""
-    able = comm.allgather_object((comm.host, comm.local_size, usable_gpus(), find_spec("torch") is not None))
-    if not all(gpus and has_torch for _, _, gpus, has_torch in able):
+    if not all(comm.allgather_object(usable_gpus() > 0 and find_spec("torch") is not None)):
         return MeasuredAllreduce(engine="NCCL", error="not every host has a GPU and PyTorch", possible=False)
-    if not SHARE_GPUS.read() and (short := [rank for rank in able if rank[2] < rank[1]]):
-        host, ranks, gpus, _ = short[0]
-        error = f"{ranks} ranks on {host} for {gpus} GPUs: --share-gpus lets them share"
-        return MeasuredAllreduce(engine="NCCL", error=error, possible=False)
 
-    def start() -> TorchDistributedCommunicator:
+    def start() -> Communicator:
         from hpctrain.worker.comm.torch_distributed import TorchDistributedCommunicator
 
-        return TorchDistributedCommunicator("nccl", "hpctrain doctor", world)
+        if mpi is None:
+            # A process has one default group.
+            comm.shutdown()
+        return TorchDistributedCommunicator("nccl", _REASON, mpi)
 
     return _reduce("NCCL", comm, start, "cuda")
 
 
 def _reduce(
     name: str,
-    comm: HorovodCommunicator,
-    start: Callable[[], HorovodCommunicator | TorchDistributedCommunicator],
+    comm: Communicator,
+    start: Callable[[], Communicator],
     device: str,
 ) -> MeasuredAllreduce:
     """Reduce with the engine of a communicator, to the mean."""
@@ -179,16 +181,17 @@ def _reduce(
             if buffer.is_cuda:
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - begin)
-        reduced = buffer.cpu().numpy()
+        right = bool(np.allclose(buffer.cpu().numpy(), _expected(comm.size) / comm.size, rtol=1e-6))
+        found = _agree(group, MeasuredAllreduce(engine=name, seconds=statistics.median(seconds), right=right))
         if group is not comm:
             group.shutdown()
     except (HpctrainError, ImportError, RuntimeError) as error:
-        return MeasuredAllreduce(engine=name, error=str(error).partition("\n")[0])
-    right = bool(np.allclose(reduced, _expected(comm.size) / comm.size, rtol=1e-6))
-    return _agree(comm, MeasuredAllreduce(engine=name, seconds=statistics.median(seconds), right=right))
+        possible = getattr(error, "code", None) != "HT-gpus-too-few"
+        return MeasuredAllreduce(engine=name, error=str(error).partition("\n")[0], possible=possible)
+    return found
 
 
-def _agree(comm: HorovodCommunicator, reduction: MeasuredAllreduce) -> MeasuredAllreduce:
+def _agree(comm: Communicator, reduction: MeasuredAllreduce) -> MeasuredAllreduce:
     """The same result, right only if it is right on every rank. Collective."""
     right = float(comm.allreduce(np.array([reduction.right], np.float64), "min")[0])
     return MeasuredAllreduce(engine=reduction.engine, seconds=reduction.seconds, right=bool(right))
