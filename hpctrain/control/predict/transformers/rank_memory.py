@@ -18,9 +18,9 @@ from hpctrain.control.predict.transformers.layout import Layout
 # ring and tree, on 32 channels: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html. Assumed.
 NCCL_BYTES = 2 * 32 * 6 * 2**20
 
-# Logits that exist at a time where the loss is computed in chunks: _LOGITS of
-# hpctrain/worker/train/torch_chunked_loss.py.
-_CHUNK = 2**25
+# Logits that exist at a time where the loss is computed in chunks, as many as these at least, and at most so many
+# chunks: _LOGITS_ON_GPU and _MOST_CHUNKS of hpctrain/worker/train/torch_chunked_loss.py.
+_CHUNK, _MOST_CHUNKS = 2**27, 8
 
 
 def memory(network: Transformer, layout: Layout, *, sequence: int | None = None) -> RankMemory:
@@ -273,7 +273,7 @@ class _Rank:
     @property
     def _logit_count(self) -> float:
         count = self.layer.tokens * self.network.vocabulary / self.layout.vocabulary_ranks
-        return min(count, _CHUNK) if self.layout.chunked_loss else count
+        return min(count, max(_CHUNK, count / _MOST_CHUNKS)) if self.layout.chunked_loss else count
 
     def _update(self) -> float:
         """What an update holds besides: narrow gradients in float32 where weights have such copies, and for PyTorch's
