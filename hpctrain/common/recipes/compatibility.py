@@ -24,8 +24,13 @@ def incompatibilities(recipe: RecipeKeys) -> Iterator[str]:
     """The keys of several sections that cannot be combined."""
     for group in (_of_model, _of_length, _of_sync, _of_axes, _of_mesh):
         yield from group(recipe)
-    if recipe.compile == "on" and (problem := uncompilable(recipe)):
+    if recipe.compile in ("on", "graphs") and (problem := uncompilable(recipe)):
         yield problem
+    elif recipe.compile == "graphs" and not recipe.mesh.replicates_only:
+        yield (
+            f"compile: graphs with mesh {recipe.mesh}: a CUDA graph finds parameters where they were, and divided ones "
+            "are gathered elsewhere each time; --set compile=on"
+        )
 
 
 def _of_model(recipe: RecipeKeys) -> Iterator[str]:
@@ -159,7 +164,7 @@ def uncompilable(recipe: RecipeKeys) -> str | None:
     """Why a recipe's network cannot be compiled; ``compile: auto`` leaves it as it is then."""
     if recipe.mesh.tp != 1:
         return (
-            f"compile: on with mesh {recipe.mesh}: hooks that PyTorch cannot compile divide and join what layers "
-            "compute over tp; --set compile=off"
+            f"compile: {recipe.compile} with mesh {recipe.mesh}: hooks that PyTorch cannot compile divide and join "
+            "what layers compute over tp; --set compile=off"
         )
     return None

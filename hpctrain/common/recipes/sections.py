@@ -291,9 +291,10 @@ class RecipeKeys(CheckedSection):
     precision: Literal["float32", "bf16", "fp16"] = Field(
         "float32", description="of forward and backward pass; parameters stay float32; fp16 is torch only"
     )
-    compile: Literal["auto", "on", "off"] = Field(
+    compile: Literal["auto", "on", "off", "graphs"] = Field(
         "auto",
-        description="by PyTorch's compiler: on GPUs, always, or never; changes the last digits of numbers (torch only)",
+        description="by PyTorch's compiler: on GPUs, always, never, or always and replayed as CUDA graphs, for few "
+        "samples at once; changes the last digits of numbers (torch only)",
     )
     epochs: Annotated[int, Field(ge=1, le=100_000)] = Field(description="passes over the training samples")
     median_of: Count = Field(1, description="epochs at the end whose median is the result (Goyal et al. 2017: 5)")

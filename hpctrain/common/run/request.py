@@ -151,7 +151,7 @@ def _require_framework(plan: Plan) -> None:
             "averaging": recipe.averaging,
             "mixing": recipe.mixing,
             f"loss: {recipe.loss}": recipe.loss != "cross_entropy",
-            "compile: on": recipe.compile == "on",
+            f"compile: {recipe.compile}": recipe.compile in ("on", "graphs"),
             "data.decode: gpu": recipe.data.name == "imagenet" and recipe.data.decode == "gpu",
             "precision: fp16": recipe.precision == "fp16",
         }

@@ -28,25 +28,26 @@ class TorchBatchNorm(nn.BatchNorm2d):
         super().__init__(channels, eps=epsilon, momentum=1 - momentum)
         self._kept = momentum
         self._extent = extent
-        self._move(1 - momentum)
+        self._make_moved()
 
     def begin_part(self, number: int, count: int) -> None:
         """Say which part of a step comes next, from 1; all parts together move the running statistics once."""
         moved = moved_by(self._kept, number, count)
         if moved != self.momentum:
-            self._move(moved)
+            self.momentum = moved
+            # Where it is, as CUDA graphs find it there.
+            self._moved.fill_(moved)
 
-    def _move(self, share: float) -> None:
-        """Let a part of a step move the running statistics by this share of their distance."""
+    def _make_moved(self) -> None:
         assert self.running_mean is not None
-        self.momentum = share
+        assert self.momentum is not None
         # As a number it would be part of the code that a compiler makes, which each part of a step would need anew.
-        self._moved = torch.full((), share, dtype=self.running_mean.dtype, device=self.running_mean.device)
+        self._moved = torch.full_like(self.running_mean[0], self.momentum)
 
     def _apply(self, *arguments: Any, **settings: Any) -> Self:
         super()._apply(*arguments, **settings)  # type: ignore[no-untyped-call]
-        assert self.momentum is not None
-        self._move(self.momentum)
+        assert self.running_mean is not None
+        self._make_moved()
         return self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

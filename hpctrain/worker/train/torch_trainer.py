@@ -70,7 +70,7 @@ class TorchTrainer(Trainer):
         optimizer.register_step_post_hook(self._updated)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.model, self._optimizer = model, optimizer
-        self.compiled = is_compiled(recipe, comm, self._device)
+        self.compiled, self._replays = is_compiled(recipe, comm, self._device), recipe.compile == "graphs"
         if self.compiled:
             compile_network(model, recipe, comm)
             compiled = torch.compile(chunk_gradient, dynamic=False)
@@ -78,8 +78,17 @@ class TorchTrainer(Trainer):
         self._distribute(recipe)
         self._batch_norms = batch_norms(model)
         self._average = TorchAverage(self.model) if recipe.averaging else None
+        self._updates_early = self._device.type == "cuda" and self._can_update_early(recipe)
         self._mean_of_ranks: torch.Tensor | None = None
         self.outer = OuterStep(self, recipe.sync.outer) if is_local(recipe.sync) else None
+
+    def _can_update_early(self, recipe: Recipe) -> bool:
+        """Whether an update can be given to a GPU before it is read whether the gradients are finite.
+
+        So the GPU is not idle until the update comes. It takes PyTorch's fused kernels, which can change nothing.
+        """
+        fused = bool(self._optimizer.defaults.get("fused"))
+        return fused and self._average is None and not self._scaler.is_enabled() and recipe.mesh.replicates_only
 
     def _distribute(self, recipe: Recipe) -> None:
         """Make the model and its optimizer those of all ranks."""
@@ -125,6 +134,39 @@ class TorchTrainer(Trainer):
         return self._averaging_seconds if self.alone else self._statistics.communication_seconds
 
     def step(self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float, sgd_share: float) -> float:
+        self._prepare(learning_rate, sgd_share)
+        losses = [self._backward(part, scale, number, count) for number, part in enumerate(parts, start=1)]
+        gradients = values_of(self._gradients())
+        # Read together: on a GPU a reading waits until it has done what it was given.
+        numbers = torch.stack([number.to(self._device) for number in (*losses, *self._norms(gradients))])
+        host = numbers.to("cpu", non_blocking=True)
+        copied = torch.cuda.current_stream(self._device).record_event() if self._inputs.copies else None
+        # Also called before an update that is left out: the step counts only if all ranks have come this far.
+        self.before_update()
+        # The first update makes the optimizer's state, which one that changes nothing would leave as it finds it.
+        early = self._updates_early and bool(self._optimizer.state)
+        if early:
+            self._update_where(numbers[len(losses) :].isfinite().all())
+        if copied:
+            self.meanwhile()
+            copied.synchronize()
+        finite = self._read(host.tolist(), len(losses), gradients)
+        self._scaler.unscale_(self._optimizer)
+        if not finite:
+            # A factor of 1 or less does not make gradients overflow.
+            self.faulty = not self._scaler.is_enabled() or self._scaler.get_scale() <= 1
+            self.own_finite = self.own_finite and not self.alone
+        if early:
+            return self.loss
+        if finite:
+            self._update()
+        else:
+            self._count()
+            # After an update the optimizer's hook calls it.
+            self.guard.step_done()
+        return self.loss
+
+    def _prepare(self, learning_rate: float, sgd_share: float) -> None:
         self._averaging_seconds = 0.0
         if self._remembers:
             self._before = (self.updates, self._forward_state())
@@ -138,31 +180,20 @@ class TorchTrainer(Trainer):
             group["lr"] = learning_rate * group["factor"]
             if "sgd_share" in group:
                 group["sgd_share"] = sgd_share
-        self._optimizer.zero_grad()
-        losses = [self._backward(part, scale, number, count) for number, part in enumerate(parts, start=1)]
-        gradients = values_of(self._gradients())
-        # Read together: on a GPU a reading waits until it has done what it was given.
-        numbers = torch.stack([number.to(self._device) for number in (*losses, *self._norms(gradients))])
-        finite = self._read(numbers, len(losses), gradients)
-        self._scaler.unscale_(self._optimizer)
-        # Also called before an update that is left out: the step counts only if all ranks have come this far.
-        self.before_update()
-        if finite:
-            self._update()
-        else:
-            # A factor of 1 or less does not make gradients overflow.
-            self.faulty = not self._scaler.is_enabled() or self._scaler.get_scale() <= 1
-            self.own_finite = self.own_finite and not self.alone
-            self._count()
-            # After an update the optimizer's hook calls it.
-            self.guard.step_done()
-        return self.loss
+        self._clear_gradients()
 
-    def _read(self, numbers: torch.Tensor, losses: int, gradients: list[torch.Tensor]) -> bool:
-        """Wait for a step's losses and the norms of its gradients; returns whether all gradients are finite."""
-        if self._inputs.copies:
-            self.meanwhile()
-        read: list[float] = numbers.tolist()
+    def _clear_gradients(self) -> None:
+        if not self._replays:
+            self._optimizer.zero_grad()
+            return
+        # A CUDA graph overwrites the gradients that it returned before, so that each is added to memory of its own.
+        for parameter in self._trained():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        self._optimizer.zero_grad(set_to_none=False)
+
+    def _read(self, read: list[float], losses: int, gradients: list[torch.Tensor]) -> bool:
+        """Take over a step's losses and the norms of its gradients; returns whether all gradients are finite."""
         self.loss = sum(read[:losses])
         self.own_finite = math.isfinite(self.loss)
         return self._finite(gradients, sum(read[losses:]))
@@ -208,7 +239,8 @@ class TorchTrainer(Trainer):
         if self._clip_norm:
             self._norm = self._total_norm()
             return [self._norm]
-        return torch._foreach_norm(gradients, 2.0) if gradients else []
+        # The largest gradient overflows only if it is not finite, but on CPUs takes ten times as long.
+        return torch._foreach_norm(gradients, math.inf if self._updates_early else 2.0) if gradients else []
 
     def _total_norm(self) -> torch.Tensor:
         """The norm of all gradients of the model, the same on all ranks that have parts of them."""
@@ -223,6 +255,14 @@ class TorchTrainer(Trainer):
         """
         # Clipping would make NaN of finite gradients whose norm overflows.
         return math.isfinite(norm) if self._clip_norm else are_finite(gradients, norm)
+
+    def _update_where(self, finite: torch.Tensor) -> None:
+        """Update, or count the update and change nothing, by a flag that is on the device."""
+        optimizer: Any = self._optimizer
+        # What a GradScaler sets, too.
+        optimizer.found_inf = 1 - finite.float()
+        self._update()
+        del optimizer.found_inf
 
     def _update(self) -> None:
         self._clip()

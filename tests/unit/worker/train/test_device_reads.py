@@ -92,3 +92,25 @@ def test_a_guard_reads_once_whether_all_parameters_are_finite(monkeypatch: pytes
         model[3].bias[1] = torch.inf
     with refused("HT-parameters-not-finite", name="3.bias"):
         guard.require_finite()
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+@pytest.mark.parametrize("rule", ["sgd", "adam", "adamw"])
+def test_an_update_that_is_given_before_the_reading_is_the_same_to_the_bit(rule: str, clip_norm: float | None):
+    """As GPUs have it. The first step, the fourth and the fifth have numbers that are not finite, or are too large."""
+    settings = {"name": rule, "learning_rate": 0.01, "clip_norm": clip_norm, **OPTIMIZERS.get(rule, {})}
+    found: list[list[Any]] = []
+    for early in (False, True):
+        trainer = TorchTrainer(digits_recipe(optimizer=settings), SingleCommunicator("test"))
+        assert trainer._can_update_early(digits_recipe(optimizer=settings))
+        trainer._updates_early = early
+        random, seen = np.random.default_rng(0), []
+        for step in range(6):
+            images = random.random((4, 8, 8, 1), np.float32) * {0: np.nan, 3: np.inf, 4: 1e30}.get(step, 1)
+            loss = trainer.step([Samples(images=images, labels=random.integers(0, 10, 4))], 1, 1 / 4, 0.01, 1.0)
+            state = trainer.state()
+            seen.append((loss, trainer.updates, trainer.faulty, trainer.own_finite, *(state[name] for name in state)))
+        found.append(seen)
+    for own, other in zip(*found, strict=True):
+        np.testing.assert_equal(other, own)
+    assert [step[2] for step in found[0]][:4] == [True, False, False, True]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from support.refusals import refused
 
 torch = pytest.importorskip("torch")
 
+from functorch.compile import make_boxed_func  # noqa: E402
+from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
 
 from hpctrain.worker.models.batch_norm import Extent  # noqa: E402
@@ -27,6 +30,8 @@ from hpctrain.worker.train.torch_compile import compile_network, is_compiled  # 
 from hpctrain.worker.train.torch_trainer import TorchTrainer  # noqa: E402
 
 COMM, CPU = SingleCommunicator("test"), torch.device("cpu")
+RANKS = SimpleNamespace(size=2, local_size=2)
+_COMPILE = torch.compile
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +75,71 @@ def test_a_gpt_trains_as_without_compiling_with_one_compilation_for_all_blocks(p
     assert not counters["graph_break"]
 
 
+class Replayed:
+    """A compiler whose code overwrites what it returned in the step before, as replayed CUDA graphs do.
+
+    A step ends for it, as for PyTorch, when each forward pass has had its backward pass.
+    """
+
+    def __init__(self) -> None:
+        self.modes: list[str | None] = []
+        self._returned: list[torch.Tensor] = []
+        self._open = 0
+
+    def compile(self, function, mode=None, **settings):
+        """What torch.compile is replaced by."""
+        self.modes.append(mode)
+        code = aot_autograd(fw_compiler=partial(self._code, 1), bw_compiler=partial(self._code, -1))
+        return _COMPILE(function, backend=code if mode == "reduce-overhead" else "eager", **settings)
+
+    def _code(self, change, graph, _):
+        def run(*inputs):
+            if not self._open:
+                for each in self._returned:
+                    each.fill_(torch.nan)
+                self._returned = []
+            outputs = graph(*inputs)
+            given = {each.untyped_storage().data_ptr() for each in inputs if torch.is_tensor(each)}
+            tensors = [each for each in outputs if torch.is_tensor(each) and each.is_floating_point()]
+            # Other tensors on the same memory: autograd keeps a gradient as it is if nothing else holds it.
+            self._returned += [each.detach() for each in tensors if each.untyped_storage().data_ptr() not in given]
+            self._open += change
+            return outputs
+
+        return make_boxed_func(run)
+
+
+def images(count: int) -> Samples:
+    random = np.random.default_rng(count)
+    return Samples(
+        images=random.integers(256, size=(count, 32, 32, 3), dtype=np.uint8), labels=random.integers(10, size=count)
+    )
+
+
+_SMALL_GPT = ("gpt2-124m", "model.layers=2", "model.width=16", "model.heads=2", "model.context=8")
+_SMALL_RESNET = ("goyal2017", "model.name=resnet18", "images.size=32")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("small", "batch", "graphs"), [(_SMALL_GPT, text(8, 8), 2), (_SMALL_RESNET, images(8), 1)], ids=["gpt", "resnet"]
+)
+def test_nothing_of_a_step_is_read_once_a_graph_of_the_next_runs(monkeypatch, small, batch, graphs):
+    """Two micro-batches add their gradients; the averaged statistics and the losses are those without compiling."""
+    losses, states = [], []
+    for mode in ("off", "graphs"):
+        replayed = Replayed()
+        monkeypatch.setattr(torch, "compile", replayed.compile)
+        trainer = TorchTrainer(recipe(*small, f"compile={mode}"), COMM)
+        parts = [batch[part] for part in (np.arange(4), np.arange(4, 8))]
+        losses.append([trainer.step(parts, 2, 1 / 8, 1e-2, 1.0) for _ in range(3)])
+        states.append(trainer.model.state_dict())
+    assert replayed.modes.count("reduce-overhead") == graphs
+    assert not counters["graph_break"]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    torch.testing.assert_close(states[1], states[0], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.long
 def test_blocks_of_a_residual_network_keep_their_statistics():
     """Ghost batch normalisation in two parts of a step; the averaged statistics are those without compiling."""
@@ -79,7 +149,7 @@ def test_blocks_of_a_residual_network_keep_their_statistics():
         norm = partial(TorchBatchNorm, extent=Extent(part=2), momentum=0.8)
         model = ResNet(Basic, (3,), classes=5, zero_gamma=False, weights=InitialWeights(), norm=norm)
         if compiled:
-            compile_network(model, recipe("goyal2017", "model.name=resnet18"), COMM)
+            compile_network(model, recipe("goyal2017", "model.name=resnet18"), RANKS)
         images = torch.randn(2, 4, 3, 32, 32)
         for part in range(2):
             for each in batch_norms(model):
@@ -92,6 +162,24 @@ def test_blocks_of_a_residual_network_keep_their_statistics():
     # The three blocks differ in nothing; parts are not part of the code.
     assert counters["frames"] == {"total": 1, "ok": 1}
     assert not counters["graph_break"]
+
+
+def test_blocks_of_several_sizes_are_compiled_for_known_sizes(monkeypatch):
+    """They share their code, for which PyTorch's default is symbolic sizes from the second on."""
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append([each for each in inputs if isinstance(each, torch.SymInt)])
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=keep))
+    norm = partial(TorchBatchNorm, extent=Extent(part=4), momentum=0.8)
+    model = ResNet(Basic, (1, 1, 1), classes=5, zero_gamma=False, weights=InitialWeights(), norm=norm)
+    compile_network(model, recipe("goyal2017", "model.name=resnet18"), RANKS)
+    for size in (32, 64):
+        model(torch.randn(4, 3, size, size))
+    assert len(graphs) >= 6
+    assert not any(graphs)
 
 
 def test_on_a_cpu_auto_compiles_nothing_and_on_does():
