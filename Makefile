@@ -115,7 +115,7 @@ build-pages = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 comma := ,
 gpu: .gpu/installed.stamp
 	PIP_NO_INDEX=1 PIP_FIND_LINKS=$(CURDIR)/.wheels GPU_REPORT=hpctrain-runs/gpu PATH="$(CURDIR)/.gpu/bin:$$PATH" \
-		.gpu/bin/python -m pytest $(if $(ONLY),$(patsubst %,tests/gpu/test_%.py,$(subst $(comma), ,$(ONLY))),tests/gpu)
+		.gpu/bin/python -m pytest $(if $(ONLY),$(patsubst %,tests/gpu/test_%.py,$(subst $(comma), ,$(ONLY))),tests/gpu/test_first.py tests/gpu)
 
 # Packages of another Python are seen through a path file, which works for one in an environment of its own too. What is
 # listed is installed beside them all the same: of a package that is only seen, such as Open MPI, no programs are found.

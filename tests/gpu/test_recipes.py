@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.control.predict.transformers.language_training import recipe_language_training
+from hpctrain.control.predict.transformers.rank_memory import memory
 from support.gpu_runs import CARD, GPUS, launch, of_make_gpu, shards_of_photographs, speed
 
 pytestmark = of_make_gpu
@@ -54,4 +57,7 @@ def test_text(tmp_path, note, micro_batch):
     """gpt2-124m with so many windows of 1,024 tokens at once, of a batch of 96."""
     size, small = (96, ()) if GPUS else (micro_batch, _TOY_TEXT)
     changes = ("data.path=/none", "compile=on", f"batch.size={size}", f"batch.micro_batch={micro_batch}", *small)
+    training = recipe_language_training(load_recipe("gpt2-124m", changes))
+    layout, _ = training.trained(training.layout(1))
+    note(predicted_bytes=memory(training.network, layout, sequence=training.sequence).allocated)
     speed(tmp_path, note, "gpt2-124m", *changes)

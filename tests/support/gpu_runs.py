@@ -120,25 +120,34 @@ def differences(out: Path, ranks: int, cases: list[str]) -> list[dict[str, Any]]
 
 
 def speed(
-    folder: Path, note: Any, recipe: str, *changes: str, variants: Sequence[str] = (), seconds: float = 240
+    folder: Path,
+    note: Any,
+    recipe: str,
+    *changes: str,
+    variants: Sequence[str] = (),
+    seconds: float = 240,
+    rounds: int = 5,
 ) -> dict[str, float]:
     """Samples or tokens a second of a recipe's step, of its variants, and of a plain loop; their ratios.
 
     Args:
         note: the fixture, which writes them into the report.
         changes: what ``--set`` would change of the recipe.
-        variants: names of :data:`recipe_speed.VARIANTS`.
+        variants: see ``recipe_speed.py``.
     """
     options: dict[str, Any] = {"recipe": recipe, "set": changes, "variants": variants, "compile": bool(GPUS)}
-    options |= {"rounds": 5, "together": 5} if GPUS else {"rounds": 2, "together": 1}
+    options |= {"rounds": rounds, "together": rounds} if GPUS else {"rounds": 2, "together": 1}
     command = [sys.executable, str(_SPEED), "out.json", json.dumps(options)]
-    execute(command, folder, seconds=seconds, OMP_NUM_THREADS="1", **CARD)
-    measured = json.loads((folder / "out.json").read_text())
+    done = execute(command, folder, seconds=seconds, status=None, OMP_NUM_THREADS="1", **CARD)
+    out = folder / "out.json"
+    assert out.exists(), done.stdout
+    measured = json.loads(out.read_text())
     rates: dict[str, float] = measured["rates"]
     to_plain = {name: rate / rates["plain"] for name, rate in rates.items() if name != "plain"}
     note(set=" ".join(changes), a_second=rates, to_plain=to_plain, remark=TOY)
-    note(peak_bytes=measured["peak_bytes"])
+    note(peak_bytes=measured["peak_bytes"], graphs_left_out=measured.get("graphs_left_out"))
     note(waits_for_the_gpu_in_a_step=measured["waits"])
+    assert done.returncode == 0 and rates, f"status {done.returncode}, after {seconds:.0f} s at most:\n{done.stdout}"
     assert all(rate > 0 for rate in rates.values())
     # The losses and the norm of the gradients, read together; by an event, where the update comes before, none is seen.
     assert measured["waits"] in ((0, 1) if GPUS else (None,))

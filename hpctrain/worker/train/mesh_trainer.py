@@ -118,7 +118,8 @@ class PipelineTrainer(MeshTrainer):
         own = scale * len(tokens)
         with self._forward.autocast():
             # Scaled so that the ranks' mean of what is returned is the mean loss over all samples.
-            return torch.tensor(own * self._pipeline.step(tokens, labels, scale=own, scaler=self._scaler))
+            scaler = self._scaler if self._scaler.is_enabled() else None
+            return torch.tensor(own * self._pipeline.step(tokens, labels, scale=own, scaler=scaler))
 
     def _mean_loss(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The mean loss of a micro-batch on the last stage, which also counts for an evaluation."""

@@ -1,7 +1,8 @@
 """A recipe's steps in turn with a plain loop over the same network, in one process: ``recipe_speed.py OUT.json '{…}'``.
 
 The recipe's step is that of its trainer, without the loop around it. A plain loop is compiled, has its batch on the
-device, and computes in bfloat16 too. ``variants`` names changes of the recipe's step that are measured beside them.
+device, and computes in bfloat16 too. ``variants`` are settings of the recipe, and names of other decisions within its
+step, that are measured beside them.
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 import hpctrain as ht
-from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.load import load_recipe, override_recipe
 from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.directory import write_json
 from hpctrain.worker import models
 from hpctrain.worker.bench.in_turn import rotated
 from hpctrain.worker.data.samples import Samples
@@ -36,21 +38,12 @@ from hpctrain.worker.train.torch_trainer import TorchTrainer
 Call = Callable[[], object]
 
 _WARM_UP = 3
-_compile = torch.compile
-
-
-def _replayed(function: Any, **settings: Any) -> Any:
-    return _compile(function, mode="reduce-overhead", **settings)
-
-
 # What another decision would make of a recipe's step: a trainer is made, and its steps are taken, within such a change.
 VARIANTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "chunks of 2**25 logits": lambda: mock.patch.multiple(torch_chunked_loss, _LOGITS_ON_GPU=2**25, _MOST_CHUNKS=128),
     "chunks of 2**29 logits": lambda: mock.patch.object(torch_chunked_loss, "_LOGITS_ON_GPU", 2**29),
-    # The kernels of a block are launched as one, which saves the processor's time where they are short.
-    "CUDA graphs": lambda: mock.patch.object(torch, "compile", _replayed),
-    # No module has this class, so that the network is compiled as a whole.
-    "one graph": lambda: mock.patch.object(torch_compile, "network", lambda _: SimpleNamespace(block="")),
+    # As for several ranks, which reduce the gradients of a block while those of the others are computed.
+    "each block by itself": lambda: mock.patch.object(torch_compile, "compiles_whole", lambda *_: False),
 }
 
 
@@ -81,8 +74,10 @@ def steps_ahead(trainer: TorchTrainer, recipe: Recipe, parts: list[Samples]) -> 
 
 
 def variant(name: str, recipe: Recipe, parts: list[Samples]) -> Call:
-    """The recipe's step with one of :data:`VARIANTS`."""
-    change = VARIANTS[name]
+    """The recipe's step with one of :data:`VARIANTS`, or with a setting such as ``compile=graphs``."""
+    change = VARIANTS.get(name, nullcontext)
+    if name not in VARIANTS:
+        recipe = override_recipe(recipe, [name])
     with change():
         step = steps_ahead(TorchTrainer(recipe, ht.init("single")), recipe, parts)
 
@@ -140,8 +135,8 @@ def plain(recipe: Recipe, parts: list[Samples], device: torch.device, *, compile
     return run
 
 
-def timed(calls: dict[str, Call], rounds: int, together: int) -> dict[str, float]:
-    """The median seconds of a call of each alternative; rounds alternate."""
+def timed(calls: dict[str, Call], rounds: int, together: int) -> Iterator[dict[str, float]]:
+    """The median seconds of a call of each alternative after each round; rounds alternate."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         for _ in range(_WARM_UP):
@@ -154,7 +149,7 @@ def timed(calls: dict[str, Call], rounds: int, together: int) -> dict[str, float
                 calls[name]()
             _wait()
             found[name].append((time.perf_counter() - began) / together)
-    return {name: statistics.median(seconds) for name, seconds in found.items()}
+        yield {name: statistics.median(seconds) for name, seconds in found.items()}
 
 
 def _wait() -> None:
@@ -163,23 +158,31 @@ def _wait() -> None:
 
 
 def main(out: str, chosen: str) -> None:
-    """Measure ``recipe`` with the changes ``set``, and its ``variants``: ``rounds`` of ``together`` steps each."""
+    """Measure ``recipe`` with the changes ``set``, and its ``variants``: ``rounds`` of ``together`` steps each.
+
+    What is known is written as it comes: a program that takes too long is ended.
+    """
     options: dict[str, Any] = json.loads(chosen)
     recipe = load_recipe(options["recipe"], options["set"]).at(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trainer = TorchTrainer(recipe, ht.init("single"))
     at_once = recipe.batch.at_once(1)
     parts = [samples(recipe, at_once) for _ in range(recipe.global_batch // at_once)]
-    calls: dict[str, Call] = {
-        "recipe": steps_ahead(trainer, recipe, parts),
-        "plain": plain(recipe, parts, device, compiled=options["compile"]),
-    }
-    calls |= {name: variant(name, recipe, parts) for name in options["variants"]}
-    seconds = timed(calls, options["rounds"], options["together"])
-    each = recipe.model.context if recipe.data.name == "text" else 1
-    rates = {name: recipe.global_batch * each / found for name, found in seconds.items()}
+    calls: dict[str, Call] = {"recipe": steps_ahead(trainer, recipe, parts)}
+    for _ in range(_WARM_UP):
+        calls["recipe"]()
+    # Of the recipe by itself: nothing else is there yet.
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
-    Path(out).write_text(json.dumps({"rates": rates, "peak_bytes": peak, "waits": waits(calls["recipe"])}))
+    found: dict[str, Any] = {"rates": {}, "peak_bytes": peak, "waits": waits(calls["recipe"])}
+    write_json(Path(out), found)
+    calls["plain"] = plain(recipe, parts, device, compiled=options["compile"])
+    calls |= {name: variant(name, recipe, parts) for name in options["variants"]}
+    each = recipe.model.context if recipe.data.name == "text" else 1
+    for seconds in timed(calls, options["rounds"], options["together"]):
+        found["rates"] = {name: recipe.global_batch * each / taken for name, taken in seconds.items()}
+        # Which of compile=graphs are launched kernel by kernel all the same.
+        found["graphs_left_out"] = counters["inductor"]["cudagraph_skips"]
+        write_json(Path(out), found)
 
 
 if __name__ == "__main__":

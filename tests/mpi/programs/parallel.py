@@ -430,7 +430,7 @@ def distributed(name: str) -> dict[str, np.ndarray]:
     model, optimizer = build(case, seed=5 + comm.rank)  # other weights on each rank: they become rank 0's
     kind, groups = type(optimizer), [len(group["params"]) for group in optimizer.param_groups]
     model, optimizer = ht.distribute(model, optimizer, mesh=ht.mesh(**case.mesh), plan=plan_of(case))
-    model.to("cpu")  # PyTorch exchanges divided parameters in place, and they train on.
+    model.to(DEVICE)  # PyTorch exchanges divided parameters in place, and they train on.
     assert type(optimizer) is kind
     assert [len(group["params"]) for group in optimizer.param_groups] == groups
     loader = batches_of_a_new_run()
