@@ -37,6 +37,8 @@ class Feed:
         self._comm = comm
         self._images = images
         self._mixer = Mixer(recipe.mixing, recipe.seed) if recipe.mixing else None
+        # The same for all batches of a size: a GPU would wait while they are worked out anew.
+        self._parts: dict[tuple[int, int, int], list[MixedSamples]] = {}
 
     @property
     def per_epoch(self) -> int:
@@ -72,11 +74,17 @@ class Feed:
 
     def parts(self, batch: Indices, rank: int | None = None) -> list[MixedSamples]:
         """The parts of a batch that this rank, or ``rank``, computes, with the samples that they are mixed with."""
-        own = parts(self.share(np.arange(len(batch)), rank), self.count(batch))
-        mixing = self._recipe.mixing
-        if mixing is None:
-            return [MixedSamples(positions=positions, partners=_NOTHING, starts=_NOTHING) for positions in own]
-        return [piece(positions, len(batch), mixing.group) for positions in own]
+        place = data_place(self._comm)
+        key = (len(batch), place.rank if rank is None else rank, place.ranks)
+        if key not in self._parts:
+            own, mixing = parts(self.share(np.arange(len(batch)), rank), self.count(batch)), self._recipe.mixing
+            self._parts[key] = [
+                piece(positions, len(batch), mixing.group)
+                if mixing
+                else MixedSamples(positions=positions, partners=_NOTHING, starts=_NOTHING)
+                for positions in own
+            ]
+        return self._parts[key]
 
     def completed(self, samples: Samples, part: MixedSamples, epoch: int, first: int) -> Samples:
         """The samples of a part with their random choices: how they are mixed.

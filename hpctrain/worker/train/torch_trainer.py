@@ -140,15 +140,16 @@ class TorchTrainer(Trainer):
         # Read together: on a GPU a reading waits until it has done what it was given.
         numbers = torch.stack([number.to(self._device) for number in (*losses, *self._norms(gradients))])
         host = numbers.to("cpu", non_blocking=True)
-        copied = torch.cuda.current_stream(self._device).record_event() if self._inputs.copies else None
+        copied = torch.cuda.current_stream(self._device).record_event() if numbers.is_cuda else None
         # Also called before an update that is left out: the step counts only if all ranks have come this far.
         self.before_update()
         # The first update makes the optimizer's state, which one that changes nothing would leave as it finds it.
         early = self._updates_early and bool(self._optimizer.state)
         if early:
             self._update_where(numbers[len(losses) :].isfinite().all())
-        if copied:
+        if self._inputs.copies:
             self.meanwhile()
+        if copied:
             copied.synchronize()
         finite = self._read(host.tolist(), len(losses), gradients)
         self._scaler.unscale_(self._optimizer)

@@ -31,13 +31,23 @@ class Asynchronous(TorchTrainer):
         super()._update()
 
 
+class Early(Asynchronous):
+    """Gives the update before it has read whether the step is finite, too."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._updates_early = self._optimizer.defaults["fused"]
+        assert self._updates_early
+
+
 # In the first step, in a later part of a middle one, in the last of an epoch, and in one that a checkpoint follows.
 @pytest.mark.parametrize("odd", [0, 20, IMAGES - 1, 9])
 @pytest.mark.parametrize("rule", ["stop", "skip"])
 def test_a_step_that_is_not_finite_leaves_what_it_left_before(tmp_path, rule, odd):
     settings = recipe(numbers={"non_finite": rule}, epochs=2)
-    found = [run(tmp_path / kind.__name__, kind, settings, odd=odd) for kind in (TorchTrainer, Asynchronous)]
-    assert_same(*found)
+    found = [run(tmp_path / kind.__name__, kind, settings, odd=odd) for kind in (TorchTrainer, Asynchronous, Early)]
+    for each in found[1:]:
+        assert_same(found[0], each)
     told, error, _ = found[0]
     assert [each[0] for each in told].count("non_finite") == (2 if error is None else 1)
     assert (error is None) == (rule == "skip")
