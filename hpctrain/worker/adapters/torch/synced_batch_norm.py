@@ -68,7 +68,10 @@ class BatchNormOverRanks(nn.SyncBatchNorm):
             self.num_batches_tracked.add_(1)
         if self.running_mean is None or self.running_var is None:
             return
-        share = 1 / float(self.num_batches_tracked or 1) if self.momentum is None else self.momentum
+        # The mean of all batches without a momentum, of which there is one where they are not counted.
+        share: Any = self.momentum
+        if share is None:
+            share = 1.0 if self.num_batches_tracked is None else 1 / self.num_batches_tracked.to(self.running_mean)
         self.running_mean.lerp_(mean.to(self.running_mean), share)
         self.running_var.lerp_(variance.to(self.running_var), share)
 

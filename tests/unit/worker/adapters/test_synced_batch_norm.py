@@ -9,6 +9,7 @@ from hpctrain.worker.comm.base import Group
 from support.thread_ranks import ThreadCommunicator, on_ranks
 
 torch = pytest.importorskip("torch")
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from hpctrain.worker.adapters.torch.synced_batch_norm import synchronise_batch_norms  # noqa: E402
 from hpctrain.worker.adapters.torch.trainable import Divided, add_modules  # noqa: E402
@@ -43,6 +44,28 @@ def model_of(comm):
 
 def on(size, work):
     return on_ranks(size, lambda comm: work(Ranks(comm.rank, comm._shared, comm._barrier)))
+
+
+class Reads(TorchDispatchMode):
+    """Counts the values that Python reads from tensors, for each of which a GPU would be waited for."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.count += operation is torch.ops.aten._local_scalar_dense.default
+        return operation(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_a_step_reads_no_value_of_a_tensor(momentum):
+    def work(comm):
+        model = model_of(comm)
+        model[0].momentum = momentum
+        with Reads() as reads:
+            model(x_of(comm.rank)).square().sum().backward()
+        return reads.count
+
+    assert on(2, work) == [0, 0]
 
 
 def test_the_ranks_that_are_left_normalise_together():
