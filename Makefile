@@ -111,11 +111,12 @@ build-pages = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 # What only a machine with GPUs shows, as hpctrain-runs/gpu/gpu.json. PYTHON is the one that has
 # PyTorch with CUDA there. What else it lacks comes from .wheels, so that no network is needed. ONLY=nccl,recipes runs these
-# modules of tests/gpu alone.
+# modules of tests/gpu alone; what decides most is first.
+ONLY := first,engines,nccl,recipes,loader
 comma := ,
 gpu: .gpu/installed.stamp
 	PIP_NO_INDEX=1 PIP_FIND_LINKS=$(CURDIR)/.wheels GPU_REPORT=hpctrain-runs/gpu PATH="$(CURDIR)/.gpu/bin:$$PATH" \
-		.gpu/bin/python -m pytest $(if $(ONLY),$(patsubst %,tests/gpu/test_%.py,$(subst $(comma), ,$(ONLY))),tests/gpu/test_first.py tests/gpu)
+		.gpu/bin/python -m pytest $(patsubst %,tests/gpu/test_%.py,$(subst $(comma), ,$(ONLY)))
 
 # Packages of another Python are seen through a path file, which works for one in an environment of its own too. What is
 # listed is installed beside them all the same: of a package that is only seen, such as Open MPI, no programs are found.

@@ -82,9 +82,8 @@ def test_decoding_beside_a_training(tmp_path, note, shards, decode):
     batch, toy = (256, ()) if GPUS else (8, _TOY_IMAGES)
     workers = max(1, len(os.sched_getaffinity(0)) - 2)
     values = (f"data.path={shards}", f"data.decode={decode}", f"data.workers={workers}", "precision=bf16")
-    # Its rate falls after 30 epochs, which such a run does not have. An epoch begins with an empty loader.
-    length = (f"epochs={2 if GPUS else 1}", f"data.repeats={8 if GPUS else 1}")
-    length += ("schedule.milestones=[0.5]", "schedule.warmup_epochs=0")
+    # Its rate falls after 30 epochs, which such a run does not have.
+    length = (f"epochs={16 if GPUS else 1}", "schedule.milestones=[0.5]", "schedule.warmup_epochs=0")
     batches = (f"batch.per_rank={batch}", f"batch.micro_batch={batch}")
     settings = [word for value in (*values, *length, *batches, *toy) for word in ("--set", value)]
     run = ("run", "goyal2017", "--framework", "torch", "-np", "1", *settings, "--run-dir", "run", "--tracking", "none")

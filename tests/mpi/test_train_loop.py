@@ -44,11 +44,13 @@ def test_equals_a_plain_loop(program, mpirun, tmp_path, ranks):
         assert np.isfinite(last).all() and (last != first).any()
         np.testing.assert_array_equal(last, results[0]["fp16 2"])
         assert [result[f"fp16 {number} scale"] for number in range(3)] == [2**16, 2**15, 2**15]
-        check(json.loads(str(result["stop told"])), "HT-step-not-finite", iteration=program.BAD_STEP, ranks=[ranks - 1])
-        assert json.loads(str(result["skip told"])) is None
-    for rule in ("stop", "skip"):
+        for early in ("", " early"):
+            said = json.loads(str(result[f"stop{early} told"]))
+            check(said, "HT-step-not-finite", iteration=program.BAD_STEP, ranks=[ranks - 1])
+            assert json.loads(str(result[f"skip{early} told"])) is None
+    for rule in ("stop", "skip", "stop early", "skip early"):
         events = [each for each in read_events(tmp_path / f"out-{rule}.jsonl") if each.event == "non_finite"]
-        assert (events[0].iteration, events[0].rule, list(events[0].ranks)) == (program.BAD_STEP, rule, [ranks - 1])
+        assert (events[0].iteration, events[0].rule, list(events[0].ranks)) == (program.BAD_STEP, rule[:4], [ranks - 1])
         for result in results:
             assert np.isfinite(result[f"{rule} ended"]).all()
-            np.testing.assert_array_equal(result[f"{rule} ended"], results[0][f"{rule} ended"])
+            np.testing.assert_array_equal(result[f"{rule} ended"], results[0][f"{rule[:4]} ended"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,14 @@ def only_gpu() -> str | None:
             return str(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(int(names[0]))))
         return names[0] if len(names) == 1 and names[0].startswith("GPU-") else None
     return None
+
+
+def see_one_each(only: Sequence[str | None]) -> bool:
+    """Whether each rank of a host sees one GPU that no other sees, by :func:`only_gpu` of each.
+
+    So a batch system may show them (``srun --gpus-per-task=1``).
+    """
+    return len({*only} - {None}) == len(only)
 
 
 def smallest_memory() -> int | None:

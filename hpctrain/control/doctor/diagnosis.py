@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import hpctrain
 from hpctrain.common.cluster.checks import Check
-from hpctrain.common.cluster.launcher import WITHOUT_MPI
+from hpctrain.common.cluster.launcher import SRUN_NONE, TORCHRUN, WITHOUT_MPI
 from hpctrain.common.cluster.machine import this_machine
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _ORDER = ("failed", "ok", "not applicable")
 # Of the ranks; ending what hangs then takes up to 15 s.
 LIMIT_SECONDS = 40
+# What starts two processes, by the launcher.
+_BY_HAND = {TORCHRUN: "torchrun --nproc-per-node 2 --no-python hostname", SRUN_NONE: "srun --ntasks=2 hostname"}
 _PROGRAM = Path(hpctrain.__file__).parent / "worker" / "programs" / "doctor.py"
 
 
@@ -152,7 +154,7 @@ def _run(plan: Plan, directory: Path) -> Check | None:
     from hpctrain.control.supervision.audience import ReadyRun
     from hpctrain.control.supervision.start import run_plan
 
-    remedy = "start them by hand: mpirun -np 2 hostname"
+    remedy = f"start them by hand: {_BY_HAND.get(plan.start.launcher, 'mpirun -np 2 hostname')}"
     try:
         with _limit(LIMIT_SECONDS):
             machine = this_machine()

@@ -65,10 +65,11 @@ def launcher_and_mpi(seen: Sequence[World], ranks: int) -> Check:
     sizes = sorted({world.size for world in seen})
     wrong = [world for world in seen if world.size != ranks or world.claimed not in (None, ranks)]
     first = wrong[0] if wrong else seen[0]
-    if not first.mpi:
+    if not (wrong or first.mpi):
         return skip("launcher and MPI", f"{ranks} ranks of {first.launcher} met over Gloo, without MPI")
     claim = f"{first.launcher} says {first.claimed}" if first.launcher else "no launcher has set its variables"
-    found = f"MPI ({first.mpi}) sees {' or '.join(map(str, sizes))} rank{'' if sizes == [1] else 's'}; {claim}"
+    library = f"MPI ({first.mpi})" if first.mpi else "Gloo"
+    found = f"{library} sees {' or '.join(map(str, sizes))} rank{'' if sizes == [1] else 's'}; {claim}"
     return judge(
         "launcher and MPI",
         found,

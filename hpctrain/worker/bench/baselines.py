@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from mpi4py import MPI
 
+from hpctrain.common.cluster.gpus import only_gpu, see_one_each
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.horovod import HorovodCommunicator
 from hpctrain.worker.comm.torch_distributed import TorchDistributedCommunicator
@@ -48,6 +49,7 @@ def horovod_running(world: MPI.Intracomm) -> Iterator[None]:
 
 def join_process_group(world: MPI.Intracomm) -> TorchDistributedCommunicator:
     """Make the ranks PyTorch's default process group: over Gloo, and also over NCCL where each has a GPU."""
-    local_ranks = world.Split_type(MPI.COMM_TYPE_SHARED)
-    gpus = world.allreduce(torch.cuda.device_count() >= local_ranks.size, MPI.LAND)
+    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    ranks = 1 if see_one_each(node.allgather(only_gpu())) else node.size
+    gpus = world.allreduce(torch.cuda.device_count() >= ranks, MPI.LAND)
     return TorchDistributedCommunicator("nccl" if gpus else "gloo", "measured", world)

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from mpi4py import MPI
 
+from hpctrain.common.cluster.gpus import only_gpu, see_one_each
 from hpctrain.worker.bench.in_turn import Call, TimedGroup, time_in_turn
 from hpctrain.worker.bench.workloads import workload
 
@@ -42,7 +43,8 @@ def step(model: str, batch: int, image_size: int, rank: int, device: torch.devic
 def main(out: str, model: str, rounds: str, batches: str, image_size: str, precision: str) -> None:
     # Not hpctrain's own communicator, which would warn that no gradients are reduced.
     world = MPI.COMM_WORLD.Dup()
-    local_rank = world.Split_type(MPI.COMM_TYPE_SHARED).rank
+    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    local_rank = 0 if see_one_each(node.allgather(only_gpu())) else node.rank
     cuda = torch.cuda.is_available() and torch.cuda.device_count() > local_rank
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     calls = {

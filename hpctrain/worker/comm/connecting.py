@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from hpctrain.common.cluster.gpus import fitting_backend, only_gpu, usable_gpus
+from hpctrain.common.cluster.gpus import fitting_backend, only_gpu, see_one_each, usable_gpus
 from hpctrain.common.cluster.launcher import SRUN_NONE, TORCHRUN, TORCHRUN_MARK, LauncherClaim, detect
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import missing_extra
@@ -205,8 +205,7 @@ def _automatic(world: MPI.Intracomm) -> tuple[str, str]:
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     # The imports so far are the only sign of the framework that the script uses.
     torch = "torch" in sys.modules and "tensorflow" not in sys.modules
-    # srun --gpus-per-task=1 gives each rank a GPU that it alone sees.
-    apart = len({*node.allgather(only_gpu())} - {None}) == node.size and torch
+    apart = see_one_each(node.allgather(only_gpu())) and torch
     own = _fitting("torch" if torch else None, 1 if apart else node.size)
     node.Free()
     # One host with too few GPUs decides for all; otherwise the answers differ in the host's name only.

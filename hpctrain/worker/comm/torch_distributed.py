@@ -24,10 +24,10 @@ from hpctrain.worker.comm.addresses import own_address
 from hpctrain.worker.comm.base import SUMMING, AnyArray, Group, Reduction
 from hpctrain.worker.comm.boards import StoreBoard
 from hpctrain.worker.comm.control import Bytes, CheckedControl, Words
+from hpctrain.worker.comm.rank_gpus import place_at_gpus
 from hpctrain.worker.comm.rendezvous import listening_at, make_default_group, rendezvous, store_without_mpi
 from hpctrain.worker.comm.timeout import Timeout
 from hpctrain.worker.comm.torch_distributed_engine import TorchDistributedEngine
-from hpctrain.worker.comm.torch_gpus import place_at_gpus
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -85,7 +86,6 @@ class Decoder:
         self._job = job
         self.shards = shards
         self._random = itertools.cycle([_Random(job.seed) for _ in range(_TOGETHER)])
-        self._index = 0
 
     def write(self, indices: Sequence[int], epoch: int, images: Pixels) -> None:
         """Fill ``images``, of shape (N, height, width, 3), with those of ``indices``.
@@ -98,13 +98,18 @@ class Decoder:
             Exception: any other fault, with a note that names the sample.
         """
         cuts = self.cuts(np.array(indices, np.int64), epoch)
+        while self._make(cuts, images):
+            pass
+
+    @contextlib.contextmanager
+    def _named(self, index: int) -> Iterator[None]:
+        """What fails within is that sample's fault."""
         try:
-            while self._make(cuts, images):
-                pass
+            yield
         except BrokenImageError as error:
-            raise self.broken(self._index, error) from error
+            raise self.broken(index, error) from error
         except Exception as error:
-            error.add_note(f"{self.shards.where(self._index)}: {self.shards.key(self._index)}")
+            error.add_note(f"{self.shards.where(index)}: {self.shards.key(index)}")
             raise
 
     def broken(self, index: int, error: BrokenImageError) -> HpctrainError:
@@ -124,15 +129,13 @@ class Decoder:
 
         Raises:
             HpctrainError: a shard cannot be read, or an image cannot be decoded.
+            Exception: any other fault, with a note that names the sample.
         """
         drawn = zip(sample_of(indices).tolist(), repetition_of(indices).tolist(), strict=True)
         for position, (index, repetition) in enumerate(drawn):
-            self._index = index
-            try:
+            with self._named(index):
                 # No name here is bound to what is read, which would be held while the next is read.
                 yield self._cut(position, index, repetition, epoch)
-            except BrokenImageError as error:
-                raise self.broken(index, error) from error
 
     def _cut(self, position: int, index: int, repetition: int, epoch: int) -> Cut:
         images, content = self._job.images, self.shards.read(index)
@@ -148,8 +151,8 @@ class Decoder:
         """Make some of the images; returns whether there were any."""
         together = list(_together(cuts))
         for cut in together:
-            self._index = cut.sample
-            self._show(cut, images[cut.position])
+            with self._named(cut.sample):
+                self._show(cut, images[cut.position])
         return bool(together)
 
     def _show(self, cut: Cut, place: Pixels) -> None:

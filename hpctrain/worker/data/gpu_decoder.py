@@ -20,7 +20,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.shards.decoding import END, BrokenImageError, decode
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.comm.torch_gpus import rank_gpu
+from hpctrain.worker.comm.rank_gpus import rank_gpu
 from hpctrain.worker.data.decoder import Cut, Decoder, LoadedPiece
 from hpctrain.worker.data.image_loader import WorkerPool
 from hpctrain.worker.data.sampling import Indices

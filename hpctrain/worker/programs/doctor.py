@@ -61,9 +61,10 @@ def main(folder: str, ranks: str, run_directory: str) -> None:
         claimed=launcher.size if launcher else None,
     )
     if launcher and launcher.name == TORCHRUN:
-        from hpctrain.worker.comm.torch_distributed import TorchDistributedCommunicator
+        from hpctrain.worker.comm.connecting import connect
 
-        _check_together(TorchDistributedCommunicator("gloo", _REASON, None), None, world, out, Path(run_directory))
+        comm = connect("gloo", launcher)
+        _check_together(comm, None, replace(world, size=comm.size), out, Path(run_directory))
     else:
         from mpi4py import MPI
 
@@ -75,8 +76,8 @@ def main(folder: str, ranks: str, run_directory: str) -> None:
         else:
             from hpctrain.worker.comm.horovod import HorovodCommunicator
 
-            comm = HorovodCommunicator(MPI.COMM_WORLD, _REASON)
-            _check_together(comm, MPI.COMM_WORLD, world, out, Path(run_directory))
+            together = HorovodCommunicator(MPI.COMM_WORLD, _REASON)
+            _check_together(together, MPI.COMM_WORLD, world, out, Path(run_directory))
     faulthandler.cancel_dump_traceback_later()
 
 
@@ -185,9 +186,12 @@ def _reduce(
         found = _agree(group, MeasuredAllreduce(engine=name, seconds=statistics.median(seconds), right=right))
         if group is not comm:
             group.shutdown()
-    except (HpctrainError, ImportError, RuntimeError) as error:
-        possible = getattr(error, "code", None) != "HT-gpus-too-few"
-        return MeasuredAllreduce(engine=name, error=str(error).partition("\n")[0], possible=possible)
+    except HpctrainError as error:
+        # Who asks for more ranks than GPUs has not asked for NCCL.
+        possible = error.code != "HT-gpus-too-few" or not error.values["gpus"]
+        return MeasuredAllreduce(engine=name, error=error.message, possible=possible)
+    except (ImportError, RuntimeError) as error:
+        return MeasuredAllreduce(engine=name, error=str(error).partition("\n")[0])
     return found
 
 

@@ -23,6 +23,7 @@ from hpctrain.worker.adapters.keras.variables import all_finite, broadcast, guar
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.engines import wire_of
 from hpctrain.worker.comm.graph_errors import original_errors_raised
+from hpctrain.worker.comm.rank_gpus import place_at_gpus
 from hpctrain.worker.comm.tf_distribute import take_gpu
 from hpctrain.worker.data.samples import NO_LABEL, Samples
 from hpctrain.worker.models.convert import load_state, state_of
@@ -43,7 +44,7 @@ class KerasTrainer(Trainer):
 
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
         if comm.strategy is None:
-            take_gpu(comm.local_rank, comm.local_size)
+            take_gpu(*place_at_gpus(comm))
         details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
         self.gpu: str | None = next((each.get("device_name") for each in details), None)
         keras.utils.set_random_seed(recipe.seed)

@@ -1,8 +1,8 @@
 """Handles steps whose numbers are not finite.
 
-The gradients of a step are checked between their reduction and the update. They are equal on all ranks then, so all
-ranks leave out the same updates without a message; a loss that is not finite on one rank makes them not finite. The
-recipe's rule is applied once the step is recorded, when the ranks have the mean loss anyway.
+The gradients of a step are checked after their reduction. They are equal on all ranks then, so all ranks leave out the
+same updates without a message, on a GPU by a flag there; a loss that is not finite on one rank makes them not finite.
+The recipe's rule is applied once the step is recorded, when the ranks have the mean loss anyway.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import Images
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.comm.torch_gpus import rank_gpu
+from hpctrain.worker.comm.rank_gpus import rank_gpu
 from hpctrain.worker.data.mixing import Mixture
 from hpctrain.worker.data.samples import NO_LABEL, Samples
 from hpctrain.worker.train.torch_chunked_loss import OfLogits, chunk_gradient, chunked_loss, chunked_score

@@ -76,8 +76,11 @@ class TorchTrainer(Trainer):
             compiled = torch.compile(chunk_gradient, dynamic=False)
             self._forward.loss = replace(self._forward.loss, of_logits=compiled)
         self._distribute(recipe)
-        self._batch_norms = batch_norms(model)
+        still = {module for each in self._still for module in each.modules()}
+        # What is frozen normalises by its statistics, which a part of a step does not change.
+        self._batch_norms = [norm for norm in batch_norms(model) if norm not in still]
         self._average = TorchAverage(self.model) if recipe.averaging else None
+        self._has_updated = False
         self._updates_early = self._device.type == "cuda" and self._can_update_early(recipe)
         self._mean_of_ranks: torch.Tensor | None = None
         self.outer = OuterStep(self, recipe.sync.outer) if is_local(recipe.sync) else None
@@ -88,7 +91,8 @@ class TorchTrainer(Trainer):
         So the GPU is not idle until the update comes. It takes PyTorch's fused kernels, which can change nothing.
         """
         fused = bool(self._optimizer.defaults.get("fused"))
-        return fused and self._average is None and not self._scaler.is_enabled() and recipe.mesh.replicates_only
+        read_first = self._average or self._scaler.is_enabled() or recipe.fault_tolerance.fault_tolerant
+        return fused and not read_first
 
     def _distribute(self, recipe: Recipe) -> None:
         """Make the model and its optimizer those of all ranks."""
@@ -144,9 +148,9 @@ class TorchTrainer(Trainer):
         # Also called before an update that is left out: the step counts only if all ranks have come this far.
         self.before_update()
         # The first update makes the optimizer's state, which one that changes nothing would leave as it finds it.
-        early = self._updates_early and bool(self._optimizer.state)
+        early = self._updates_early and self._has_updated
         if early:
-            self._update_where(numbers[len(losses) :].isfinite().all())
+            self._update_unless(~numbers[len(losses) :].isfinite().all())
         if self._inputs.copies:
             self.meanwhile()
         if copied:
@@ -157,14 +161,8 @@ class TorchTrainer(Trainer):
             # A factor of 1 or less does not make gradients overflow.
             self.faulty = not self._scaler.is_enabled() or self._scaler.get_scale() <= 1
             self.own_finite = self.own_finite and not self.alone
-        if early:
-            return self.loss
-        if finite:
-            self._update()
-        else:
-            self._count()
-            # After an update the optimizer's hook calls it.
-            self.guard.step_done()
+        if not early:
+            self._update() if finite else self._leave_out()
         return self.loss
 
     def _prepare(self, learning_rate: float, sgd_share: float) -> None:
@@ -257,13 +255,21 @@ class TorchTrainer(Trainer):
         # Clipping would make NaN of finite gradients whose norm overflows.
         return math.isfinite(norm) if self._clip_norm else are_finite(gradients, norm)
 
-    def _update_where(self, finite: torch.Tensor) -> None:
+    def _update_unless(self, faulty: torch.Tensor) -> None:
         """Update, or count the update and change nothing, by a flag that is on the device."""
         optimizer: Any = self._optimizer
         # What a GradScaler sets, too.
-        optimizer.found_inf = 1 - finite.float()
-        self._update()
-        del optimizer.found_inf
+        optimizer.found_inf = faulty.float()
+        try:
+            self._update()
+        finally:
+            del optimizer.found_inf
+
+    def _leave_out(self) -> None:
+        """Count an update that changes nothing."""
+        self._count()
+        # After an update the optimizer's hook calls it.
+        self.guard.step_done()
 
     def _update(self) -> None:
         self._clip()
@@ -358,7 +364,7 @@ class TorchTrainer(Trainer):
         return self._average.named(_AVERAGE) if self._average else {}
 
     def _updated(self, *_: object) -> None:
-        self.faulty = False
+        self.faulty, self._has_updated = False, True
         if self._average and self.average_weight is not None:
             self._average.update(self.average_weight)
         self._count()

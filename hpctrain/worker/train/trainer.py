@@ -65,8 +65,8 @@ class Trainer(Stateful):
         average_weight: how far the average moves to the parameters after the next update, 0 to 1, where the recipe has
             one. None leaves it unchanged, as does an update that is left out.
         outer: replaces the parameters by what the recipe's ``sync`` makes of their mean; None without local steps.
-        meanwhile: PyTorch's calls it in each step on a GPU, when that has all of the step but the update to compute,
-            and before its results are waited for.
+        meanwhile: PyTorch's calls it in each step on a GPU, when that has the step to compute, or all of it but the
+            update, and before its results are waited for.
     """
 
     framework: str

@@ -25,13 +25,14 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import hpctrain as ht
+from hpctrain.common.recipes import loss_chunks
 from hpctrain.common.recipes.load import load_recipe, override_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import write_json
 from hpctrain.worker import models
 from hpctrain.worker.bench.in_turn import rotated
 from hpctrain.worker.data.samples import Samples
-from hpctrain.worker.train import torch_chunked_loss, torch_compile
+from hpctrain.worker.train import torch_compile
 from hpctrain.worker.train.feed import SamplesAhead
 from hpctrain.worker.train.torch_trainer import TorchTrainer
 
@@ -40,8 +41,8 @@ Call = Callable[[], object]
 _WARM_UP = 3
 # What another decision would make of a recipe's step: a trainer is made, and its steps are taken, within such a change.
 VARIANTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
-    "chunks of 2**25 logits": lambda: mock.patch.multiple(torch_chunked_loss, _LOGITS_ON_GPU=2**25, _MOST_CHUNKS=128),
-    "chunks of 2**29 logits": lambda: mock.patch.object(torch_chunked_loss, "_LOGITS_ON_GPU", 2**29),
+    "chunks of 2**25 logits": lambda: mock.patch.multiple(loss_chunks, _LOGITS_ON_GPU=2**25, _MOST_CHUNKS=128),
+    "chunks of 2**29 logits": lambda: mock.patch.object(loss_chunks, "_LOGITS_ON_GPU", 2**29),
     # As for several ranks, which reduce the gradients of a block while those of the others are computed.
     "each block by itself": lambda: mock.patch.object(torch_compile, "compiles_whole", lambda *_: False),
 }

@@ -6,6 +6,7 @@ Usage: train_loop.py OUTPUT, which gets ``OUTPUT-RANK.npz`` and rank 0's ``OUTPU
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 import recipe_runs
@@ -30,6 +31,7 @@ CASES = {
     "uneven": {"batch": {"size": 20}},
     "micro": {"batch": {"size": 20, "micro_batch": 4}},
     "clipped": {"batch": {"size": 16}, "optimizer": {**BASE["optimizer"], "clip_norm": 0.5}},
+    "early": {"batch": {"size": 20, "micro_batch": 4}},
 }
 
 
@@ -39,6 +41,14 @@ BAD_STEP = 3
 
 def recipe(case: str, **values: object) -> Recipe:
     return recipe_runs.recipe(**{**BASE, **CASES[case], **values})
+
+
+class Early(TorchTrainer):
+    """Gives updates before it reads whether a step is finite, as on a GPU."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._updates_early = True
 
 
 def reference(case: str) -> tuple[list[np.ndarray], float, int]:
@@ -92,11 +102,12 @@ def faulty(comm: Communicator, output: str) -> dict[str, np.ndarray]:
     results = {}
     for rule in ("stop", "skip"):
         settings = recipe("uneven", numbers={"non_finite": rule})
-        trainer = TorchTrainer(settings, comm)
-        found = told(
-            lambda: recipe_runs.train(rule, settings, comm, trainer, output, samples=broken)  # noqa: B023
-        )
-        results |= {f"{rule} told": found, f"{rule} ended": recipe_runs.parameters(trainer)}
+        for name, kind in ((f"{rule} early", Early), (rule, TorchTrainer)):
+            trainer = kind(settings, comm)
+            found = told(
+                lambda: recipe_runs.train(name, settings, comm, trainer, output, samples=broken)  # noqa: B023
+            )
+            results |= {f"{name} told": found, f"{name} ended": recipe_runs.parameters(trainer)}
     return results
 
 
@@ -104,7 +115,7 @@ def main(output: str) -> None:
     comm = ht.init()
     results = {}
     for case in CASES:
-        trainer = TorchTrainer(recipe(case), comm)
+        trainer = (Early if case == "early" else TorchTrainer)(recipe(case), comm)
         recipe_runs.train(case, recipe(case), comm, trainer, output)
         results[case] = recipe_runs.parameters(trainer)
     results |= overflow(comm) | faulty(comm, output)

@@ -268,8 +268,9 @@ class Layout:
             precision=recipe.precision,
             autocast=recipe.precision != "float32",
             kernels="eager",
-            # The engine's buckets; FSDP2 reduces the gradients of models that are divided.
-            gradient_buffer=mesh.data_ranks > 1 and zero < 2 and mesh.tp == mesh.pp == 1,
+            # The engine's buckets, or what CUDA graphs add to; FSDP2 reduces the gradients of models that are divided.
+            gradient_buffer=recipe.compile == "graphs"
+            or (mesh.data_ranks > 1 and zero < 2 and mesh.tp == mesh.pp == 1),
             divided_vocabulary=False,
             chunked_loss=True,
         )

@@ -7,9 +7,11 @@ Dao et al. 2022, arXiv 2205.14135, for activations.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from hpctrain.common.recipes.loss_chunks import chunk_rows
 from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.memory import RankMemory, largest, zero_bytes
 from hpctrain.control.predict.transformers.layout import Layout
@@ -17,10 +19,6 @@ from hpctrain.control.predict.transformers.layout import Layout
 # The buffers of one communicator of NCCL: NCCL_BUFFSIZE of 4 MiB for Simple and about half of it for LL and LL128, for
 # ring and tree, on 32 channels: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html. Assumed.
 NCCL_BYTES = 2 * 32 * 6 * 2**20
-
-# Logits that exist at a time where the loss is computed in chunks, as many as these at least, and at most so many
-# chunks: _LOGITS_ON_GPU and _MOST_CHUNKS of hpctrain/worker/train/torch_chunked_loss.py.
-_CHUNK, _MOST_CHUNKS = 2**27, 8
 
 
 def memory(network: Transformer, layout: Layout, *, sequence: int | None = None) -> RankMemory:
@@ -272,8 +270,11 @@ class _Rank:
 
     @property
     def _logit_count(self) -> float:
-        count = self.layer.tokens * self.network.vocabulary / self.layout.vocabulary_ranks
-        return min(count, max(_CHUNK, count / _MOST_CHUNKS)) if self.layout.chunked_loss else count
+        classes = self.network.vocabulary / self.layout.vocabulary_ranks
+        rows = self.layer.tokens
+        if self.layout.chunked_loss:
+            rows = min(rows, chunk_rows(math.ceil(rows), math.ceil(classes), on_gpu=True))
+        return rows * classes
 
     def _update(self) -> float:
         """What an update holds besides: narrow gradients in float32 where weights have such copies, and for PyTorch's

@@ -117,7 +117,9 @@ OWN = st.lists(st.floats(1e-4, 10), min_size=2, max_size=9).map(np.array)
 def test_who_is_slow_depends_on_ratios_alone_and_is_never_the_faster_half(own, factor):
     step = float(own.max())
     slow = slow_among(own, least=step / 20)
-    assert slow_among(own * factor, least=step / 20 * factor) in (slow, slow_among(own * (1 + 1e-12), least=step / 20))
+    # Rounding may change the order of ranks that are alike, and what is at the bound.
+    scaled, rounded = slow_among(own * factor, least=step / 20 * factor), slow_among(own * (1 + 1e-12), least=step / 20)
+    assert {*scaled} in ({*slow}, {*rounded})
     assert all(own[rank] > sorted(own)[(len(own) - 1) // 2] for rank in slow)
     assert slow_among(np.full_like(own, own[0])) == []
 

@@ -95,10 +95,14 @@ def test_a_guard_reads_once_whether_all_parameters_are_finite(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
-@pytest.mark.parametrize("rule", ["sgd", "adam", "adamw"])
-def test_an_update_that_is_given_before_the_reading_is_the_same_to_the_bit(rule: str, clip_norm: float | None):
+@pytest.mark.parametrize(("rule", "momentum"), [("sgd", 0.0), ("sgd", 0.9), ("adam", None), ("adamw", None)])
+def test_an_update_that_is_given_before_the_reading_is_the_same_to_the_bit(
+    rule: str, momentum: float | None, clip_norm: float | None
+):
     """As GPUs have it. The first step, the fourth and the fifth have numbers that are not finite, or are too large."""
     settings = {"name": rule, "learning_rate": 0.01, "clip_norm": clip_norm, **OPTIMIZERS.get(rule, {})}
+    if momentum is not None:
+        settings["momentum"] = momentum
     found: list[list[Any]] = []
     for early in (False, True):
         trainer = TorchTrainer(digits_recipe(optimizer=settings), SingleCommunicator("test"))

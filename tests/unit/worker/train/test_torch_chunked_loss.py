@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hpctrain.common.recipes import loss_chunks
 from hpctrain.common.recipes.load import load_recipe, override_recipe
+from hpctrain.common.recipes.loss_chunks import chunk_rows
 from hpctrain.common.recipes.smoke import smoke
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data.samples import NO_LABEL, Samples
@@ -14,10 +16,8 @@ torch = pytest.importorskip("torch")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from hpctrain.worker.train import torch_chunked_loss  # noqa: E402
 from hpctrain.worker.train.torch_chunked_loss import (  # noqa: E402
     chunk_gradient,
-    chunk_rows,
     chunked_loss,
     chunked_score,
 )
@@ -43,7 +43,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
-    monkeypatch.setattr(torch_chunked_loss, "_LOGITS", 15 * CLASSES)
+    monkeypatch.setattr(loss_chunks, "_LOGITS", 15 * CLASSES)
 
 
 @pytest.fixture

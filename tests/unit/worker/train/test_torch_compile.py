@@ -164,6 +164,16 @@ def test_blocks_of_a_residual_network_keep_their_statistics():
     assert not counters["graph_break"]
 
 
+def test_what_is_frozen_is_compiled_once_for_all_parts_of_a_step(monkeypatch):
+    graphs = []
+    monkeypatch.setattr(
+        torch, "compile", partial(torch.compile, backend=lambda graph, _: graphs.append(graph) or graph)
+    )
+    trainer = TorchTrainer(recipe(*_SMALL_RESNET, "compile=on", "model.frozen=[conv1,bn1,layer1]"), COMM)
+    trainer.step([images(2) for _ in range(4)], 4, 1 / 8, 1e-2, 1.0)
+    assert len(graphs) == 1
+
+
 def test_blocks_of_several_sizes_are_compiled_for_known_sizes(monkeypatch):
     """They share their code, for which PyTorch's default is symbolic sizes from the second on."""
     graphs = []
