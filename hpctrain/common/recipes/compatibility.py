@@ -31,6 +31,8 @@ def incompatibilities(recipe: RecipeKeys) -> Iterator[str]:
             f"compile: graphs with mesh {recipe.mesh}: a CUDA graph finds parameters where they were, and divided ones "
             "are gathered elsewhere each time; --set compile=on"
         )
+    elif recipe.compile == "graphs" and recipe.sharding.recompute:
+        yield "compile: graphs with sharding.recompute: what is computed again takes the place of what a graph keeps"
 
 
 def _of_model(recipe: RecipeKeys) -> Iterator[str]:

@@ -317,7 +317,8 @@ class RecipeKeys(CheckedSection):
     @property
     def idle_keys(self) -> tuple[str, ...]:
         """Keys without effect beside the others."""
-        return (*["sharding"] * self.mesh.replicates_only, *["pipeline"] * (self.mesh.sizes["pp"] == 1))
+        divides = not self.mesh.replicates_only or self.sharding.recompute
+        return (*["sharding"] * (not divides), *["pipeline"] * (self.mesh.sizes["pp"] == 1))
 
     @field_validator("compile", mode="before")
     @classmethod

@@ -26,7 +26,7 @@ _TIMES_LARGE_NOISE, _LARGE = 3.0, 1e-3
 # Sums whose terms cancel have rounding errors of their terms, wherever they come from: in units of the type's
 # precision, and of the largest tensor of their kind.
 _TIMES_PRECISION = 4.0
-_PRECISIONS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+_PRECISIONS = {"float64": 2.0**-52, "float32": 2.0**-23, "tf32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _SAMPLES_TOLERANCE = 1e-4
 
 

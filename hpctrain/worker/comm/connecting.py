@@ -123,8 +123,14 @@ def _connect_mpi(wanted: str, launcher: LauncherClaim | None) -> Communicator:
         return MpiCommunicator(world, reason)
     if backend == "horovod":
         from hpctrain.worker.comm.horovod import HorovodCommunicator
+        from hpctrain.worker.comm.rank_gpus import gpu_number
 
-        return HorovodCommunicator(world, reason)
+        comm = HorovodCommunicator(world, reason)
+        # What "cuda" means to a script; the imports so far are the only sign of its framework.
+        torch = sys.modules.get("torch")
+        if torch and "tensorflow" not in sys.modules and (own := gpu_number(comm)) is not None:
+            torch.cuda.set_device(own)
+        return comm
     if backend in ("multi_worker", "parameter_server"):
         return _connect_tensorflow(backend, reason, world, launcher)
     return _torch_distributed(backend, reason, world)

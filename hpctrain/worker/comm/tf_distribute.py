@@ -17,6 +17,7 @@ from hpctrain.worker.comm.base import Communicator
 from hpctrain.worker.comm.engines import TorchEngine
 from hpctrain.worker.comm.mpi import MpiControl
 from hpctrain.worker.comm.mpi_collectives import duplicate
+from hpctrain.worker.comm.rank_gpus import place_at_gpus
 from hpctrain.worker.comm.shared.tensorflow_engine import ControlTensorFlowEngine
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.comm.timeout import Timeout
@@ -115,7 +116,7 @@ class MultiWorkerCommunicator(MpiControl):
         self._engine: MultiWorkerEngine | None = None
         self._reserved = write_tf_config(self._world, self.host, self.timeout, ["worker"] * self.size)
         try:
-            take_gpu(self.local_rank, self.local_size)
+            take_gpu(*place_at_gpus(self))
             with self.timeout.blocking("starting TensorFlow's servers"):
                 resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
                 self.strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
@@ -202,11 +203,19 @@ class ParameterServerCommunicator(_OfScope):
         self._reserved = write_tf_config(self._world, self.host, self.timeout, tasks)
         self._resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         self.workers = workers
+        # Each worker has a GPU, and the coordinator one that is left: each would take the memory of all that it sees.
+        hosts = self._world.allgather(self.host)
+        here = [rank for rank in range(1 + servers, world.size) if hosts[rank] == self.host]
+        if self.rank in here:
+            take_gpu(here.index(self.rank), len(here))
+        elif self.rank == 0:
+            take_gpu(len(here), len(here) + 1)
+        else:
+            tf.config.set_visible_devices([], "GPU")
         if self.rank == 0:
             self._coordinate()
 
     def _coordinate(self) -> None:
-        take_gpu(0, 1)
         try:
             with self.timeout.blocking("TensorFlow's servers of the other ranks"):
                 self.strategy = tf.distribute.ParameterServerStrategy(self._resolver)

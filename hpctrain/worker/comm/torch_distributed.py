@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hpctrain.common.cluster.gpus import gpu_of, require_shareable, sharing_variables
+from hpctrain.common.cluster.gpus import require_shareable, sharing_variables
 from hpctrain.common.cluster.launcher import TORCHRUN_MARK
 from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
@@ -24,7 +24,7 @@ from hpctrain.worker.comm.addresses import own_address
 from hpctrain.worker.comm.base import SUMMING, AnyArray, Group, Reduction
 from hpctrain.worker.comm.boards import StoreBoard
 from hpctrain.worker.comm.control import Bytes, CheckedControl, Words
-from hpctrain.worker.comm.rank_gpus import place_at_gpus
+from hpctrain.worker.comm.rank_gpus import gpu_number, require_one_each
 from hpctrain.worker.comm.rendezvous import listening_at, make_default_group, rendezvous, store_without_mpi
 from hpctrain.worker.comm.timeout import Timeout
 from hpctrain.worker.comm.torch_distributed_engine import TorchDistributedEngine
@@ -56,6 +56,7 @@ class TorchDistributedCommunicator(CheckedControl):
         self.backend: str = backend
         self._group_of = _GROUPS[backend]
         self.on_gpus = backend == "nccl"
+        self.in_host_memory = not self.on_gpus
         # The collectives of hpctrain itself on the default group, and the groups that it has made.
         self._own_calls = self._own_groups = 0
         # Where this rank's Gloo groups listen, those of the script too, until it leaves the run.
@@ -274,25 +275,12 @@ def _take_gpu(comm: TorchDistributedCommunicator) -> None:
 
     Where they are to share them, NCCL is told so before its first collective makes it connect the ranks.
     """
-    gpus, shared = torch.cuda.device_count(), bool(SHARE_GPUS.read())
-    local_rank, local_size = place_at_gpus(comm)
-    hosts = comm.allgather_object((comm.host, local_size, gpus))
-    if shared:
-        require_shareable(hosts)
+    if SHARE_GPUS.read():
+        require_shareable(comm.allgather_object((comm.host, comm.local_size, torch.cuda.device_count())))
         for name, value in sharing_variables(comm.rank, comm.host).items():
             os.environ.setdefault(name, value)
-    short = next((found for found in hosts if found[2] < found[1]), None)
-    if short and not shared:
-        host, ranks, gpus = short
-        raise HpctrainError(
-            "HT-gpus-too-few",
-            "backend 'nccl' needs a GPU for each rank: {host} has {ranks} ranks, PyTorch sees {gpus} GPUs there",
-            "start fewer ranks, choose --backend gloo or mpi, or let them share GPUs to try things out: --share-gpus",
-            host=host,
-            ranks=ranks,
-            gpus=gpus,
-        )
-    own = gpu_of(local_rank, local_size, gpus, shared=shared)
+    require_one_each(comm)
+    own = gpu_number(comm)
     assert own is not None
     torch.cuda.set_device(own)
 

@@ -202,14 +202,16 @@ class KerasTrainer(Trainer):
             self._sums = [tf.Variable(tf.zeros_like(weights.value)) for weights in self.model.trainable_variables]
         for total in self._sums:
             total.assign(tf.zeros_like(total))
-        loss = 0.0
+        losses = []
         for number, part in enumerate(parts, start=1):
             begin_part(self.model, number, count)
-            loss += float(self._run(self._traced_part, part, tf.constant(scale, tf.float32)))
+            losses.append(self._run(self._traced_part, part, tf.constant(scale, tf.float32)))
         apply = (self._traced_application, self.alone)
         if apply not in self._graphs:
             self._graphs[apply] = tf.function(self._traced_application, autograph=False)
-        return loss, self._graphs[apply]()
+        applied = self._graphs[apply]()
+        # A GPU is waited for once it has all of the step.
+        return sum(map(float, losses)), applied
 
     def _traced_step(self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         loss, gradients = self._gradients(images, labels, scale)

@@ -148,7 +148,8 @@ class PipelineTrainer(MeshTrainer):
         return loss_sum, correct
 
     def _total_norm(self) -> torch.Tensor:
-        return torch.tensor(self._pipeline.grad_norm())
+        # Where the loss scale is, which a copy to the CPU would not wait for.
+        return torch.tensor(self._pipeline.grad_norm(), device=self._device)
 
     def _update(self) -> None:
         self._clip()

@@ -97,8 +97,8 @@ class TorchTrainer(Trainer):
     def _distribute(self, recipe: Recipe) -> None:
         """Make the model and its optimizer those of all ranks."""
         plan = None
-        if not recipe.mesh.replicates_only:
-            # Imported here, as it takes a second and only a mesh that divides something needs it.
+        if recipe.sharding.recompute:
+            # Imported here, as it takes a second and only this and a mesh that divides something needs it.
             from hpctrain.worker.train.mesh_trainer import parallel_plan
 
             plan = parallel_plan(recipe)
@@ -135,6 +135,9 @@ class TorchTrainer(Trainer):
 
     @property
     def communication_seconds(self) -> float | None:
+        if self._comm.backend == "nccl":
+            # The GPU waits, and not this process.
+            return None
         return self._averaging_seconds if self.alone else self._statistics.communication_seconds
 
     def step(self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float, sgd_share: float) -> float:

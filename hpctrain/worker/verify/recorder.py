@@ -24,7 +24,7 @@ from hpctrain.common.settings import VERIFY_STEPS
 from hpctrain.worker.comm.after_import import change_after_import
 
 # From the most precise floating type on.
-_TYPES = ("float64", "float32", "float16", "bfloat16")
+_TYPES = ("float64", "float32", "tf32", "float16", "bfloat16")
 # More samples of a step say nothing new.
 _MOST_SAMPLES = 2**16
 

@@ -19,6 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hpctrain.common.run.step_records import NAMELESS, Kept, projection
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, running
+from hpctrain.worker.adapters.torch.generators import device_generators
 from hpctrain.worker.adapters.torch.optimizer_contents import optimizers_in, whole_of
 from hpctrain.worker.adapters.torch.steps import with_closure
 from hpctrain.worker.comm.after_import import change_after_import
@@ -62,7 +63,7 @@ class TorchSteps:
             if self._depth or torch.compiler.is_compiling():
                 return call(module, *args, **kwargs)
             self._before_call(module, args, kwargs)
-            before = torch.get_rng_state()
+            before = [each.get_state() for each in device_generators()]
             self._depth += 1
             try:
                 returned = call(module, *args, **kwargs)
@@ -104,7 +105,7 @@ class TorchSteps:
             return
         # Of a parameter that the ranks of a mesh divide one process has all.
         own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        noise = torch.rand(own.shape, generator=self._generator, dtype=torch.float64) * 2 - 1
+        noise = torch.rand(own.shape, generator=self._generator, dtype=torch.float64, device="cpu") * 2 - 1
         # By .data, since a script may have computed a penalty from them before it calls the model.
         own.data.mul_((1 + size * noise).to(own.device, own.dtype))
 
@@ -140,19 +141,24 @@ class TorchSteps:
                 self._recorder.samples(_numbers(own.detach()))
             return
 
-    def _note_random(self, module: nn.Module, before: torch.Tensor) -> None:
+    def _note_random(self, module: nn.Module, before: list[torch.Tensor]) -> None:
         """Note a model that has drawn random numbers while it trains."""
         names, name = self._recorder.facts.random, type(module).__name__
         trains = module.training and torch.is_grad_enabled()
-        if trains and name not in names and not torch.equal(before, torch.get_rng_state()):
-            names.append(name)
+        if trains and name not in names:
+            now = (each.get_state() for each in device_generators())
+            if not all(map(torch.equal, before, now)):
+                names.append(name)
 
     def _note_low(self, value: Any) -> None:
-        if torch.is_autocast_enabled("cpu"):
-            self._recorder.computes_in(str(torch.get_autocast_dtype("cpu")).removeprefix("torch."))
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                self._recorder.computes_in(str(torch.get_autocast_dtype(device)).removeprefix("torch."))
         for each in tree_leaves(value):
             if isinstance(each, torch.Tensor):
                 self._recorder.computes_in(_dtype(each))
+                if each.is_cuda and _rounds_products():
+                    self._recorder.computes_in("tf32")
 
     # Steps.
 
@@ -199,6 +205,11 @@ class TorchSteps:
 def _trains(module: nn.Module) -> bool:
     """Whether a model is called to train it. Of a wrapper, what it holds says so."""
     return module.training or any(part.training for part in module.children())
+
+
+def _rounds_products() -> bool:
+    """Whether GPUs round what they multiply in float32 to TF32, which has the precision of float16."""
+    return torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -50,11 +50,19 @@ def _held_by(value: Any) -> list[Any]:
     return held
 
 
+def device_generators() -> list[torch.Generator]:
+    """PyTorch's own generators: the CPU's, and that of the GPU in use."""
+    generators = [torch.default_generator]
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+    return generators
+
+
 class Generators:
     """The process's generators, behind the functions of ``random``, ``numpy.random`` and ``torch``, and ``held``."""
 
     def __init__(self, held: Iterable[Generator] = ()) -> None:
-        self._all: list[Generator] = [random._inst, np.random.mtrand._rand, torch.default_generator, *held]
+        self._all: list[Generator] = [random._inst, np.random.mtrand._rand, *device_generators(), *held]
 
     def states(self) -> list[Any]:
         """The state of each of them."""

@@ -242,8 +242,10 @@ class GradientReducer:
             bucket.finish()
             if self._same and not bucket.index:
                 self._same.after(bucket.numbers())
+        # Read once, for which a GPU is waited for.
+        used = self._used.tolist() if unused else []
         for index, slot in unused.items():
-            if self._used[index] > 0:
+            if used[index] > 0:
                 slot.parameter.grad = slot.gradient
         self._used.fill_(1)
         for bucket in self._buckets:

@@ -14,6 +14,7 @@ from unit.worker.adapters.batch_cases import OPERANDS, Case, cases_of, name_of  
 from unit.worker.adapters.batch_ranks import Operand, difference, on_ranks, outcome, threads_as_ranks  # noqa: E402
 
 from hpctrain.worker.adapters.torch.batch import elementwise  # noqa: E402
+from hpctrain.worker.adapters.torch.batch.reductions import autocast_widens_sums  # noqa: E402
 from hpctrain.worker.adapters.torch.batch.tensor import rules  # noqa: E402
 from hpctrain.worker.adapters.torch.refusals import SINCE_2_13  # noqa: E402
 
@@ -100,3 +101,63 @@ def test_a_rule_gives_what_one_process_computes(func: Callable[..., Any]) -> Non
     # PyTorch before 2.13 has no derivative of it.
     unused = not SINCE_2_13 and name_of(func).endswith("nextafter")
     assert used or unused, "no case in which the rule has a result: it needs one in batch_cases.py"
+
+
+# What PyTorch computes in another type within autocast, of scores and of classes or as many values.
+_WITHIN_AUTOCAST: dict[str, Callable[[Any, Any, Any], Any]] = {
+    **{
+        f"cross_entropy {reduction}": lambda x, classes, _, reduction=reduction: torch.nn.functional.cross_entropy(
+            x, classes, reduction=reduction
+        )
+        for reduction in ("none", "mean", "sum")
+    },
+    "label smoothing": lambda x, classes, _: torch.nn.functional.cross_entropy(x, classes, label_smoothing=0.1),
+    "nll_loss": lambda x, classes, _: torch.nn.functional.nll_loss(x.log_softmax(1), classes),
+    "mse_loss": lambda x, _, y: torch.nn.functional.mse_loss(x, y),
+    "l1_loss": lambda x, _, y: torch.nn.functional.l1_loss(x, y, reduction="sum"),
+    "bce": lambda x, _, y: torch.nn.functional.binary_cross_entropy_with_logits(x, y),
+    "sum": lambda x, *_: x.sum(),
+    "mean": lambda x, *_: x.mean(0),
+    "norm": lambda x, *_: x.norm(dim=1),
+    "product": lambda x, *_: x @ torch.ones(5, 3, dtype=x.dtype),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", _WITHIN_AUTOCAST)
+def test_within_autocast_the_type_is_that_of_one_process(name, dtype):
+    generator = torch.Generator().manual_seed(0)
+    x, y = (Operand(torch.randn(7, 5, generator=generator).to(dtype), (4, 3)) for _ in range(2))
+    classes = Operand(torch.randint(5, (7,), generator=generator), (4, 3))
+
+    def body(*values):
+        with torch.autocast("cpu", dtype):
+            found = _WITHIN_AUTOCAST[name](*values)
+        return found.whole() if hasattr(found, "whole") else found
+
+    theirs = body(*(each.leaf(None) for each in (x, classes, y)))
+    for found in on_ranks(2, lambda ranks: body(*(each.leaf(ranks) for each in (x, classes, y)))):
+        assert found.dtype == theirs.dtype
+        torch.testing.assert_close(found, theirs)
+
+
+def test_on_a_gpu_autocast_adds_up_in_float32(monkeypatch):
+    x = mock.Mock(is_cuda=True, dtype=torch.float16)
+    assert not autocast_widens_sums(x)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+    assert autocast_widens_sums(x)
+    assert not autocast_widens_sums(mock.Mock(is_cuda=False, dtype=torch.float16))
+    assert not autocast_widens_sums(mock.Mock(is_cuda=True, dtype=torch.float64))
+
+
+def test_memory_is_that_of_a_ranks_rows():
+    """A stream's copy or kernel uses them, and not a gathered whole."""
+    rows = Operand(torch.arange(5.0), (3, 2))
+
+    def body(ranks):
+        batch = rows.leaf(ranks)
+        pinned = rules[torch.Tensor.pin_memory](lambda own: own + 1, (batch,), {})
+        used = rules[torch.Tensor.record_stream](lambda own, stream: (own, stream), (batch, "stream"), {})
+        return used[0] is batch.local, used[1], pinned.local.tolist()
+
+    assert on_ranks(2, body) == [(True, "stream", [1, 2, 3]), (True, "stream", [4, 5])]

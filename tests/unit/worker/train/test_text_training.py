@@ -39,6 +39,23 @@ def test_a_loss_is_the_mean_over_all_labels(smoothing):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_blocks_are_recomputed_by_replicas_too():
+    found = []
+    for recompute in (False, True):
+        trainer = TorchTrainer(recipe(f"sharding.recompute={recompute}"), COMM)
+        calls: list[object] = []
+        for module in trainer.model.modules():
+            if type(module).__name__ == "LayerNorm":
+                module.register_forward_hook(lambda *_, calls=calls: calls.append(None))
+        loss = trainer.step([samples(4)], 1, 1 / 4, 1e-3, 1.0)
+        gradients = [each.grad for each in trainer.model.parameters()]
+        found.append((len(calls), loss, gradients))
+    (once, *kept), (twice, *again) = found
+    # The last norm is no part of a block.
+    assert twice == 2 * once - 1
+    torch.testing.assert_close(again, kept)
+
+
 def test_windows_without_labels_have_no_part():
     batch = samples(4)
     labels = batch.labels.copy()

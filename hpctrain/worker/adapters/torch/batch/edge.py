@@ -40,6 +40,7 @@ from hpctrain.worker.adapters.torch.batch.first_call import (
 )
 from hpctrain.worker.adapters.torch.batch.ranks import Rows, own_rows
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, rows_of, running, whole_of
+from hpctrain.worker.adapters.torch.generators import device_generators
 from hpctrain.worker.adapters.torch.trainable import is_distributed, take_new_parameters
 
 
@@ -279,7 +280,7 @@ class RankStream:
 
     def __init__(self, rank: int, agree: Callable[[list[bool]], list[bool]] = list) -> None:
         self._agree = agree
-        self._shared = [(generator, generator.get_state()) for generator in _generators()]
+        self._shared = [(generator, generator.get_state()) for generator in device_generators()]
         for generator, shared in self._shared:
             generator.manual_seed(xxhash.xxh3_64_intdigest(shared.numpy().data, seed=rank) >> 1)  # below 2**63
         self._begun = [generator.get_state() for generator, _ in self._shared]
@@ -293,14 +294,6 @@ class RankStream:
             generator.set_state(shared)
             if moves:
                 torch.rand(1, generator=generator, device=generator.device)
-
-
-def _generators() -> list[torch.Generator]:
-    """The generators that a model may draw from: the CPU's, and the one of the GPU in use."""
-    generators = [torch.default_generator]
-    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
-        generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
-    return generators
 
 
 # Hooks of these packages are a part of the model.

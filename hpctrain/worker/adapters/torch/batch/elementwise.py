@@ -189,6 +189,16 @@ def requires_grad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     return args[0]
 
 
+@rule(T.record_stream, T.is_pinned)
+def of_memory(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(args[0].local, *args[1:], **kwargs)
+
+
+@rule(T.pin_memory)
+def pin_memory(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return BatchTensor(func(args[0].local, *args[1:], **kwargs), args[0].rows)
+
+
 @rule(T.retain_grad)
 def retain_grad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[0].local.retain_grad()

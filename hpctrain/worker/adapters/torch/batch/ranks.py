@@ -59,8 +59,8 @@ class DataRanks:
         if _is_small(own):
             totals = self._meet(own.reshape(-1).tolist(), name)
             return torch.tensor(totals, dtype=own.dtype, device="cpu").view(own.shape)
-        if own.device.type == "cpu":  # on a GPU the host would wait for it
-            self._meet([], name)
+        # The hosts meet, and not the GPUs: NCCL would add up what ranks sum at different places.
+        self._meet([], name)
         wide = own.to(_sum_type(own.dtype)) if self._counts else torch.zeros_like(own, dtype=_sum_type(own.dtype))
         complex_numbers = wide.is_complex()
         total = self._group.allreduce_torch(torch.view_as_real(wide) if complex_numbers else wide)

@@ -33,6 +33,11 @@ def dims_of(args: tuple[Any, ...], kwargs: dict[str, Any], place: int = 1) -> tu
     return tuple(place_of(each, args[0].dim()) for each in dims)
 
 
+def autocast_widens_sums(x: torch.Tensor) -> bool:
+    """Whether PyTorch's autocast returns the sum of 16-bit numbers in float32: on GPUs, and not on CPUs."""
+    return x.is_cuda and torch.is_autocast_enabled("cuda") and x.dtype in (torch.float16, torch.bfloat16)
+
+
 @rule(*named("sum mean", torch, T))
 def sum_or_mean(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x = args[0]
@@ -49,6 +54,8 @@ def sum_or_mean(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     mean = func in (torch.mean, T.mean)
     if mean and not (dtype or x.dtype).is_floating_point and not (dtype or x.dtype).is_complex:
         return NotImplemented  # an error of PyTorch's own
+    if dtype is None and not mean and autocast_widens_sums(x):
+        dtype = torch.float32
     # Halves are added up in float32, as within one process.
     half = (dtype or x.dtype) in (torch.float16, torch.bfloat16)
     wide = torch.float32 if half else dtype
@@ -239,17 +246,20 @@ def of_classes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     if reduction == "none":
         return BatchTensor(func(own_x, own_target, **given), rows)
     if own_x.dtype in _HALVES:  # the sum of many rows is beyond them
-        own = func(own_x, own_target, **{**given, "reduction": "none"}).float().sum()
+        losses = func(own_x, own_target, **{**given, "reduction": "none"})
+        own = losses.float().sum()
     else:
-        own = func(own_x, own_target, **{**given, "reduction": "sum"})
+        own = losses = func(own_x, own_target, **{**given, "reduction": "sum"})
+    # Autocast computes losses in float32, whatever it is given.
+    dtype = losses.dtype
     if reduction == "sum":
-        return sum_over_ranks(own, rows.ranks, func.__name__).to(x.dtype)
+        return sum_over_ranks(own, rows.ranks, func.__name__).to(dtype)
     if own_target.is_floating_point():
         count: Any = x.numel() // max(x.shape[1], 1)
     else:
         count = _count(own_target, weight, kwargs.get("ignore_index", -100))
     total = sum_over_ranks(own, rows.ranks, func.__name__, count)
-    return total if total.dtype == x.dtype else total.to(x.dtype)
+    return total if total.dtype == dtype else total.to(dtype)
 
 
 def _count(target: torch.Tensor, weight: torch.Tensor | None, ignored: int) -> torch.Tensor:
