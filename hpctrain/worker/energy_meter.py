@@ -21,9 +21,11 @@ from typing import Any
 
 import pynvml
 
+from hpctrain.common.cluster.gpus import only_gpu
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import EnergyEvent
 from hpctrain.common.run.value_types import EnergySource, HostEnergy
+from hpctrain.common.settings import SHARE_GPUS
 from hpctrain.worker.comm import Communicator
 
 POWERCAP = Path("/sys/class/powercap")
@@ -110,14 +112,15 @@ class HostMeter:
         try:
             look()
         except OSError as error:
-            self._miss(f"{counter.name}: {when}{error.strerror}")
+            self.miss(f"{counter.name}: {when}{error.strerror}")
         except (ValueError, pynvml.NVMLError) as error:
-            self._miss(f"{counter.name}: {when}{error}")
+            self.miss(f"{counter.name}: {when}{error}")
         else:
             return True
         return False
 
-    def _miss(self, text: str) -> None:
+    def miss(self, text: str) -> None:
+        """List what is not counted."""
         if text not in self._missing:
             self._missing.append(text)
 
@@ -128,7 +131,7 @@ class HostMeter:
             devices = {index: pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())}
             uuids = {index: pynvml.nvmlDeviceGetUUID(device) for index, device in devices.items()}
         except pynvml.NVMLError as error:
-            self._miss(f"GPUs: {error}")
+            self.miss(f"GPUs: {error}")
             return
         for index in _visible(uuids, visible):
 
@@ -141,7 +144,7 @@ class HostMeter:
         """The counters of packages and DRAM. Parts of a package, and the platform around it, would count twice."""
         zones = sorted(powercap.glob(_ZONES))
         if not zones:
-            self._miss(f"{powercap}: no {_ZONES}")
+            self.miss(f"{powercap}: no {_ZONES}")
         for zone in zones:
             try:
                 name = (zone / "name").read_text().strip()
@@ -150,7 +153,7 @@ class HostMeter:
                     continue
                 reach = int((zone / "max_energy_range_uj").read_text()) / 1e6
             except (OSError, ValueError) as error:
-                self._miss(f"{zone}: {getattr(error, 'strerror', None) or error}")
+                self.miss(f"{zone}: {getattr(error, 'strerror', None) or error}")
                 continue
 
             def read(file: Path = zone / "energy_uj") -> float:
@@ -179,6 +182,9 @@ class RunEnergy:
         """Start counting, also where this rank has become its host's first because the former one died."""
         if self._comm.local_rank == 0 and self._meter is None:
             self._meter = self._make()
+            shared = self._comm.in_host_memory or SHARE_GPUS.read()
+            if self._comm.local_size > 1 and not shared and only_gpu():
+                self._meter.miss("GPUs of the host's other ranks: each rank sees its own alone")
         self._next = time.monotonic() + _INTERVAL_SECONDS
 
     def close(self) -> None:

@@ -130,7 +130,7 @@ class Checkpoints:
         return self._interval is not None and self._comm.rank == 0 and self._interval.due
 
     def save(self, progress: SavedProgress, training: Stateful) -> None:
-        """Start copying and writing the state; waits for the previous checkpoint. Collective.
+        """Start copying and writing the state; waits for the previous checkpoint, and for a GPU's tensors. Collective.
 
         Args:
             training: may go on. Before its next update it waits until the copy is done, and then proves that the copy

@@ -80,19 +80,13 @@ class TorchTrainer(Trainer):
         # What is frozen normalises by its statistics, which a part of a step does not change.
         self._batch_norms = [norm for norm in batch_norms(model) if norm not in still]
         self._average = TorchAverage(self.model) if recipe.averaging else None
-        self._has_updated = False
-        self._updates_early = self._device.type == "cuda" and self._can_update_early(recipe)
+        read_first = self._average or self._scaler.is_enabled() or recipe.fault_tolerance.fault_tolerant
+        # Given before it is read whether the gradients are finite, so that a GPU is not idle until the update comes:
+        # by a flag there, PyTorch's fused kernels change nothing.
+        self._can_update_early = bool(optimizer.defaults.get("fused")) and not read_first
+        self._has_updated, self._updates_early = False, self._can_update_early and self._device.type == "cuda"
         self._mean_of_ranks: torch.Tensor | None = None
         self.outer = OuterStep(self, recipe.sync.outer) if is_local(recipe.sync) else None
-
-    def _can_update_early(self, recipe: Recipe) -> bool:
-        """Whether an update can be given to a GPU before it is read whether the gradients are finite.
-
-        So the GPU is not idle until the update comes. It takes PyTorch's fused kernels, which can change nothing.
-        """
-        fused = bool(self._optimizer.defaults.get("fused"))
-        read_first = self._average or self._scaler.is_enabled() or recipe.fault_tolerance.fault_tolerant
-        return fused and not read_first
 
     def _distribute(self, recipe: Recipe) -> None:
         """Make the model and its optimizer those of all ranks."""

@@ -106,7 +106,7 @@ def test_an_update_that_is_given_before_the_reading_is_the_same_to_the_bit(
     found: list[list[Any]] = []
     for early in (False, True):
         trainer = TorchTrainer(digits_recipe(optimizer=settings), SingleCommunicator("test"))
-        assert trainer._can_update_early(digits_recipe(optimizer=settings))
+        assert trainer._can_update_early
         trainer._updates_early = early
         random, seen = np.random.default_rng(0), []
         for step in range(6):

@@ -126,6 +126,7 @@ class Rank:
 
     def __init__(self, rank: int, said: list[Any]) -> None:
         self.rank, self.local_rank, self.host = rank, rank % 2, f"n{rank // 2 + 1}"
+        self.local_size, self.in_host_memory = 2, False
         self.said = said
 
     def allgather_object(self, value: Any) -> list[Any]:
@@ -171,6 +172,16 @@ def test_the_first_rank_of_each_host_measures(tmp_path: Path, monkeypatch: pytes
     first, second = (event.hosts for event in read_events(tmp_path / "events.jsonl") if isinstance(event, EnergyEvent))
     assert {host: own.joules for host, own in first.items()} == {"n1": {"gpu": 11}, "n2": {"gpu": 21}}
     assert {host: own.joules for host, own in second.items()} == {"n1": {"gpu": 12}, "n2": {"gpu": 31}}
+
+
+def test_gpus_that_other_ranks_see_alone_are_not_counted_and_it_is_said(tmp_path, monkeypatch) -> None:
+    for gpu in (None, "GPU-a"):
+        monkeypatch.setattr(energy_meter, "only_gpu", lambda gpu=gpu: gpu)
+        own = RunEnergy(Rank(0, [None] * 4), EventWriter(None), meter=lambda: HostMeter(powercap=tmp_path))
+        own.begin()
+        assert own._meter is not None
+        assert any("other ranks" in each for each in own._meter.reading().missing) == bool(gpu)
+        own.close()
 
 
 def test_a_run_without_counters_says_so_once(tmp_path: Path) -> None:
