@@ -76,8 +76,10 @@ def device_mesh(comm: Communicator, mesh: Mesh) -> DeviceMesh:
         comm.process_group()
         say_when_pickled(comm)
         options = _options(comm)
+        # One process alone is where its script has put the model.
+        on_gpu = comm.backend == "nccl" or (comm.backend == "single" and torch.cuda.is_initialized())
         whole = init_device_mesh(
-            "cuda" if comm.backend == "nccl" else "cpu",
+            "cuda" if on_gpu else "cpu",
             sizes,
             mesh_dim_names=tuple(AXES),
             backend_override=dict.fromkeys(AXES, options) if options else None,
