@@ -182,8 +182,8 @@ class RunEnergy:
         """Start counting, also where this rank has become its host's first because the former one died."""
         if self._comm.local_rank == 0 and self._meter is None:
             self._meter = self._make()
-            shared = self._comm.in_host_memory or SHARE_GPUS.read()
-            if self._comm.local_size > 1 and not shared and only_gpu():
+            one_each = self._comm.local_size > 1 and not self._comm.in_host_memory and not SHARE_GPUS.read()
+            if one_each and only_gpu():
                 self._meter.miss("GPUs of the host's other ranks: each rank sees its own alone")
         self._next = time.monotonic() + _INTERVAL_SECONDS
 

@@ -128,7 +128,7 @@ def _connect_mpi(wanted: str, launcher: LauncherClaim | None) -> Communicator:
         comm = HorovodCommunicator(world, reason)
         # What "cuda" means to a script; the imports so far are the only sign of its framework.
         torch = sys.modules.get("torch")
-        if torch and "tensorflow" not in sys.modules and (own := gpu_number(comm)) is not None:
+        if torch and "tensorflow" not in sys.modules and (own := gpu_number(comm, required=False)) is not None:
             torch.cuda.set_device(own)
         return comm
     if backend in ("multi_worker", "parameter_server"):

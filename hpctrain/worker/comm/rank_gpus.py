@@ -23,38 +23,36 @@ def rank_gpu(comm: Communicator) -> torch.device | None:
 
     if comm.in_host_memory:
         return None
-    own = gpu_number(comm)
-    if any(comm.allgather_object(torch.cuda.device_count())):
-        require_one_each(comm)
+    own = gpu_number(comm, required=any(comm.allgather_object(torch.cuda.device_count())))
     return None if own is None else torch.device("cuda", own)
 
 
-def gpu_number(comm: Communicator) -> int | None:
-    """The number of this rank's GPU in PyTorch; None where there are fewer than ranks. Collective."""
+def gpu_number(comm: Communicator, *, required: bool) -> int | None:
+    """The number of this rank's GPU in PyTorch; None where its host has fewer than ranks that do not share. Collective.
+
+    Args:
+        required: refuse any host with fewer.
+
+    Raises:
+        HpctrainError: there is such a host.
+    """
     import torch
 
+    shared, gpus = bool(SHARE_GPUS.read()), torch.cuda.device_count()
     local_rank, local_size = place_at_gpus(comm)
-    return gpu_of(local_rank, local_size, torch.cuda.device_count(), shared=bool(SHARE_GPUS.read()))
-
-
-def require_one_each(comm: Communicator) -> None:
-    """Refuse ranks that would have to share GPUs, unless they are to. Collective."""
-    import torch
-
-    hosts = comm.allgather_object((comm.host, place_at_gpus(comm)[1], torch.cuda.device_count()))
+    hosts = comm.allgather_object((comm.host, local_size, gpus))
     short = next((found for found in hosts if found[2] < found[1]), None)
-    if short is None or SHARE_GPUS.read():
-        return
-    host, ranks, gpus = short
-    raise HpctrainError(
-        "HT-gpus-too-few",
-        "backend {backend!r} needs a GPU for each rank: {host} has {ranks} ranks, PyTorch sees {gpus} GPUs there",
-        "start fewer ranks, choose --backend gloo or mpi, or let them share GPUs to try things out: --share-gpus",
-        backend=comm.backend,
-        host=host,
-        ranks=ranks,
-        gpus=gpus,
-    )
+    if required and short and not shared:
+        raise HpctrainError(
+            "HT-gpus-too-few",
+            "backend {backend!r} needs a GPU for each rank: {host} has {ranks} ranks, PyTorch sees {gpus} GPUs there",
+            "start fewer ranks, choose --backend gloo or mpi, or let them share GPUs to try things out: --share-gpus",
+            backend=comm.backend,
+            host=short[0],
+            ranks=short[1],
+            gpus=short[2],
+        )
+    return gpu_of(local_rank, local_size, gpus, shared=shared)
 
 
 def place_at_gpus(comm: Communicator) -> tuple[int, int]:

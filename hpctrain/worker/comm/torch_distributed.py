@@ -24,7 +24,7 @@ from hpctrain.worker.comm.addresses import own_address
 from hpctrain.worker.comm.base import SUMMING, AnyArray, Group, Reduction
 from hpctrain.worker.comm.boards import StoreBoard
 from hpctrain.worker.comm.control import Bytes, CheckedControl, Words
-from hpctrain.worker.comm.rank_gpus import gpu_number, require_one_each
+from hpctrain.worker.comm.rank_gpus import gpu_number
 from hpctrain.worker.comm.rendezvous import listening_at, make_default_group, rendezvous, store_without_mpi
 from hpctrain.worker.comm.timeout import Timeout
 from hpctrain.worker.comm.torch_distributed_engine import TorchDistributedEngine
@@ -279,8 +279,7 @@ def _take_gpu(comm: TorchDistributedCommunicator) -> None:
         require_shareable(comm.allgather_object((comm.host, comm.local_size, torch.cuda.device_count())))
         for name, value in sharing_variables(comm.rank, comm.host).items():
             os.environ.setdefault(name, value)
-    require_one_each(comm)
-    own = gpu_number(comm)
+    own = gpu_number(comm, required=True)
     assert own is not None
     torch.cuda.set_device(own)
 

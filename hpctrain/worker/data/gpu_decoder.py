@@ -56,9 +56,10 @@ def require_card(comm: Communicator | None) -> torch.device:
     Raises:
         HpctrainError: there is none, or torchvision is missing or decodes nothing there.
     """
-    card = rank_gpu(comm) if comm else None
-    if comm is None and torch.cuda.is_available():
-        card = torch.device("cuda", torch.cuda.current_device())
+    if comm:
+        card = rank_gpu(comm)
+    else:
+        card = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
     if card is None:
         problem = f"this rank trains on no GPU (backend {comm.backend if comm else 'single'})"
         raise cannot_decode(problem, "--backend nccl, where PyTorch sees a GPU for each rank; or ")

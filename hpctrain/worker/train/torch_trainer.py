@@ -92,7 +92,7 @@ class TorchTrainer(Trainer):
         """Make the model and its optimizer those of all ranks."""
         plan = None
         if recipe.sharding.recompute:
-            # Imported here, as it takes a second and only this and a mesh that divides something needs it.
+            # Imported here, as it takes a second.
             from hpctrain.worker.train.mesh_trainer import parallel_plan
 
             plan = parallel_plan(recipe)

@@ -209,7 +209,12 @@ def _trains(module: nn.Module) -> bool:
 
 def _rounds_products() -> bool:
     """Whether GPUs round what they multiply in float32 to TF32, which has the precision of float16."""
-    return torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
+    cudnn: Any = torch.backends.cudnn
+    products: Any = torch.backends.cuda.matmul
+    if hasattr(products, "fp32_precision"):
+        # From PyTorch 2.9 on. The older attribute cannot be read once a script has set this one.
+        return any(each.fp32_precision == "tf32" for each in (cudnn.conv, cudnn.rnn, products))
+    return bool(cudnn.allow_tf32 or products.allow_tf32)
 
 
 def _dtype(tensor: torch.Tensor) -> str:

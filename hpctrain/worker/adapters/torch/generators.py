@@ -51,7 +51,7 @@ def _held_by(value: Any) -> list[Any]:
 
 
 def device_generators() -> list[torch.Generator]:
-    """PyTorch's own generators: the CPU's, and that of the GPU in use."""
+    """PyTorch's own generators: the CPU's, and that of the GPU in use, which a forked process must not touch."""
     generators = [torch.default_generator]
     if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
@@ -62,7 +62,12 @@ class Generators:
     """The process's generators, behind the functions of ``random``, ``numpy.random`` and ``torch``, and ``held``."""
 
     def __init__(self, held: Iterable[Generator] = ()) -> None:
-        self._all: list[Generator] = [random._inst, np.random.mtrand._rand, *device_generators(), *held]
+        self._held: list[Generator] = [random._inst, np.random.mtrand._rand, torch.default_generator, *held]
+
+    @property
+    def _all(self) -> list[Generator]:
+        # A GPU's may come later, and is missing in worker processes: last, the seeds of the others are the same there.
+        return [*self._held, *device_generators()[1:]]
 
     def states(self) -> list[Any]:
         """The state of each of them."""
@@ -70,7 +75,7 @@ class Generators:
 
     def restore(self, states: list[Any]) -> None:
         """Put each into its state of :meth:`states`."""
-        for generator, state in zip(self._all, states, strict=True):
+        for generator, state in zip(self._all, states, strict=False):
             if isinstance(generator, np.random.Generator):
                 generator.bit_generator.state = state
             elif isinstance(generator, torch.Generator):
