@@ -32,7 +32,10 @@ def incompatibilities(recipe: RecipeKeys) -> Iterator[str]:
             "are gathered elsewhere each time; --set compile=on"
         )
     elif recipe.compile == "graphs" and recipe.sharding.recompute:
-        yield "compile: graphs with sharding.recompute: what is computed again takes the place of what a graph keeps"
+        yield (
+            "compile: graphs with sharding.recompute: what is computed again takes the place of what a graph keeps; "
+            "--set compile=on"
+        )
 
 
 def _of_model(recipe: RecipeKeys) -> Iterator[str]:
